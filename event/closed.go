@@ -1,0 +1,5 @@
+package event
+
+import "os"
+
+var errClosed = os.ErrClosed
