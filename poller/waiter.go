@@ -246,6 +246,9 @@ func (w *Waiter) Stats() Stats {
 	return s
 }
 
+// Parked reports whether the waiter has nothing to watch and sleeps.
+func (w *Waiter) Parked() bool { return !w.started.Load() || w.state.Load() == parked }
+
 // admitLater puts a watch that became busy on the waiter's list.
 func (w *Waiter) admitLater(x *Watch) {
 	for {

@@ -316,3 +316,8 @@ func satAdd(t int64, d time.Duration) int64 {
 	}
 	return 1<<63 - 1
 }
+
+// Spin looks at the word until it has been seen at target, for at most about d.
+// It holds the processor and can't be preempted meanwhile: keep d to a few
+// microseconds and loop. Like Seen, it does not confirm.
+func (x *Watch) Spin(target uint64, d time.Duration) bool { return spinOn(x.word, target, d) }
