@@ -49,6 +49,10 @@ func (w *Word) Zero() { w.v.Store(0) }
 // host never stores into a word that hardware writes.
 func (w *Word) Store(v uint64) { w.v.Store(v) }
 
+// Atomic returns the word as an atomic, for a processor's park. The pointer
+// must not be used to write a word that a device writes.
+func (w *Word) Atomic() *atomic.Uint64 { return &w.v }
+
 // Addr returns the word's address, for parks and drivers. The word must lie
 // outside the Go heap, as words made by this package do.
 func (w *Word) Addr() uintptr { return uintptr(unsafe.Pointer(w)) }

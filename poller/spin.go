@@ -3,6 +3,7 @@ package poller
 import (
 	"time"
 
+	"github.com/gpuline/gpuline/internal/asm"
 	"github.com/gpuline/gpuline/line"
 )
 
@@ -16,18 +17,8 @@ func perturb() {
 	}
 }
 
-// spinOn looks at the word until it reaches target, for at most about d. It is
-// the only loop that holds the P, so d must be short.
+// spinOn looks at the word until it reaches target, for at most about d. It
+// holds the P and can't be preempted, so d must be short.
 func spinOn(word *line.Word, target uint64, d time.Duration) bool {
-	end := nanotime() + int64(d)
-	for {
-		for range 32 {
-			if word.Reached(target) {
-				return true
-			}
-		}
-		if nanotime() >= end {
-			return word.Reached(target)
-		}
-	}
+	return asm.SpinUntil(word.Atomic(), target, d)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuline/gpuline/event"
+	"github.com/gpuline/gpuline/internal/asm"
 	"github.com/gpuline/gpuline/line"
 )
 
@@ -28,6 +29,9 @@ type Config struct {
 	// nap adds at most about an eighth to a wait. Default 100 us; shorter than
 	// 1 us counts as 1 us.
 	Nap time.Duration
+	// Park makes the waiter spend Spin in the processor's park instruction, in
+	// slices of some microseconds, where it has one (PlanCaps tells).
+	Park bool
 	// Busy, when set, is called on the waiter's goroutine each time it finds
 	// something pending after it had nothing to watch. It must not block.
 	Busy func()
@@ -87,6 +91,7 @@ type counters struct {
 // the rest.
 type Waiter struct {
 	cfg      Config
+	instr    asm.Park
 	state    atomic.Int64 // running, parked, or the end of the sleep it is in
 	incoming atomic.Pointer[Watch]
 	stats    counters
@@ -137,8 +142,13 @@ func NewWaiter(cfg Config) *Waiter {
 		cfg.Nap = defaultNap
 	}
 	cfg.Nap = max(cfg.Nap, time.Microsecond)
+	var instr asm.Park
+	if cfg.Park {
+		instr, _ = asm.Probe()
+	}
 	return &Waiter{
 		cfg:     cfg,
+		instr:   instr,
 		unpark:  make(chan struct{}, 1),
 		done:    make(chan struct{}),
 		watches: make(map[*Watch]struct{}),
@@ -495,15 +505,17 @@ func (w *Waiter) collect(x *Watch, value uint64, now int64) {
 }
 
 // spin looks at the hot words for one slice. With a single busy word the slice
-// is one loop on it; with several, the scan itself is the loop.
+// is one loop on it; with several, the scan itself is the loop. A hardware park
+// watches the line of one hot word; stores to other lines are seen at its end.
 func (w *Waiter) spin(s sight) {
 	w.stats.spins.Add(1)
-	if s.busy == 1 {
-		w.scanMu.Lock()
-		if s.hot.n.Load() > 0 {
-			spinOn(s.hot.word, s.hot.min.Load(), sliceLen)
-		}
-		w.scanMu.Unlock()
+	if s.busy > 1 && !w.instr.Hardware() {
+		return
+	}
+	w.scanMu.Lock()
+	defer w.scanMu.Unlock()
+	if s.hot.n.Load() > 0 {
+		w.instr.Wait(s.hot.word.Atomic(), s.hot.min.Load(), sliceLen)
 	}
 }
 
