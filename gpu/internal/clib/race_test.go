@@ -1,0 +1,5 @@
+//go:build race
+
+package clib
+
+const raceEnabled = true
