@@ -1,0 +1,882 @@
+package hip
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"go.uber.org/goleak"
+
+	"github.com/gpuline/gpuline/event"
+	"github.com/gpuline/gpuline/gpu/driver"
+	"github.com/gpuline/gpuline/gpu/driver/standin"
+	"github.com/gpuline/gpuline/gpu/internal/clib"
+	"github.com/gpuline/gpuline/line"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// open builds a stand-in of its own for the test, opens device 0 of it, and
+// checks at the end that nothing was leaked or misused.
+func open(t testing.TB, without ...string) (*Device, *standin.Control) {
+	t.Helper()
+	path := standin.Build(t, "hip", without...)
+	ctl := standin.Open(t, path)
+	d, err := New(Config{Library: path}).Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		ctl.Set("hold", 0)
+		noLeak(t, ctl)
+	})
+	return d.(*Device), ctl
+}
+
+// noLeak waits for the worker threads of destroyed streams and checks what is
+// left.
+func noLeak(t testing.TB, ctl *standin.Control) {
+	t.Helper()
+	wait(t, "the stand-in's threads end", func() bool { return ctl.Get("threads") == 0 })
+	for _, c := range []string{"streams", "events", "contexts", "modules", "pinned", "device_memory"} {
+		if n := ctl.Get(c); n != 0 {
+			t.Errorf("%d %s leaked", n, c)
+		}
+	}
+	if n := ctl.Get("violations"); n != 0 {
+		t.Errorf("%d violations, the last: %s", n, ctl.Violation())
+	}
+}
+
+func wait(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !done(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			t.Fatalf("timed out: %s", what)
+		}
+	}
+}
+
+func must[T any](t testing.TB) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// want checks code and status of an error.
+func want(t testing.TB, err error, code event.Code, st int64) {
+	t.Helper()
+	if !errors.Is(err, code) || event.StatusOf(err) != st {
+		t.Errorf("got %v (status %d), want %v with status %d", err, event.StatusOf(err), code, st)
+	}
+}
+
+// word allocates a page and returns its first word, zeroed, and its addresses.
+func word(t testing.TB, d *Device) (w *line.Word, host uintptr, dev uint64) {
+	t.Helper()
+	host = must[uintptr](t)(d.AllocHost(4096))
+	dev = must[uint64](t)(d.DeviceAddr(host))
+	w = must[[]line.Line](t)(line.FromAddr(host, 4096))[0].Word(line.Slot{})
+	w.Zero()
+	t.Cleanup(func() { check(t, d.FreeHost(host)) })
+	return w, host, dev
+}
+
+func stream(t testing.TB, d *Device) *Stream {
+	t.Helper()
+	s := must[driver.Stream](t)(d.NewStream()).(*Stream)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestStoreBehindWork(t *testing.T) {
+	d, ctl := open(t)
+	w, host, dev := word(t, d)
+	s := stream(t, d)
+	if uint64(host) == dev {
+		t.Fatal("the stand-in's device addresses differ from host addresses")
+	}
+	ctl.Set("hold", 1)
+	// A value that needs all 64 bits, to find a truncated argument.
+	const v = 0xfedc_ba98_7654_3210
+	check(t, s.Store(host, dev, v))
+	if done, err := s.Query(); done || err != nil {
+		t.Errorf("Query with work queued: %v, %v", done, err)
+	}
+	if w.Load() != 0 {
+		t.Error("the store was not queued but made at once")
+	}
+	ctl.Set("hold", 0)
+	check(t, s.Sync())
+	if got := w.Load(); got != v {
+		t.Errorf("the word holds %#x, want %#x", got, uint64(v))
+	}
+	if done, err := s.Query(); !done || err != nil {
+		t.Errorf("Query after Sync: %v, %v", done, err)
+	}
+	check(t, d.Settle())
+	check(t, d.Status())
+}
+
+// The host address where the device's belongs must be refused by the driver:
+// where the two are equal, nobody would notice the mistake.
+func TestHostAddressIsNoDeviceAddress(t *testing.T) {
+	d, ctl := open(t)
+	_, host, _ := word(t, d)
+	s := stream(t, d)
+	want(t, s.Store(host, uint64(host), 1), event.Backend, 1)
+	if ctl.Get("violations") != 1 {
+		t.Error("the stand-in did not notice")
+	}
+	ctl.Set("violations", 0)
+}
+
+func TestMemory(t *testing.T) {
+	d, _ := open(t)
+	s := stream(t, d)
+	m := must[driver.Mem](t)(d.Alloc(4096))
+	check(t, s.Fill(m, 0xab, 4096))
+	in := []byte("copied to the device and back")
+	check(t, s.CopyToDevice(m+7, unsafe.Pointer(&in[0]), len(in)))
+	out := make([]byte, 4096)
+	check(t, s.CopyToHost(unsafe.Pointer(&out[0]), m, len(out)))
+	check(t, s.Sync())
+	if got := string(out[7 : 7+len(in)]); got != string(in) {
+		t.Errorf("copied %q", got)
+	}
+	if out[6] != 0xab || out[7+len(in)] != 0xab || out[4095] != 0xab {
+		t.Errorf("fill: % x", out[:8])
+	}
+	for name, err := range map[string]error{
+		"negative copy": s.CopyToDevice(m, unsafe.Pointer(&in[0]), -1),
+		"nil source":    s.CopyToDevice(m, nil, 1),
+		"nil target":    s.CopyToHost(nil, m, 1),
+		"null memory":   s.Fill(0, 0, 1),
+	} {
+		if !errors.Is(err, event.InvalidArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, err := range []error{s.CopyToDevice(0, nil, 0), s.CopyToHost(nil, 0, 0), s.Fill(0, 1, 0), d.Free(0)} {
+		check(t, err) // nothing to do
+	}
+	if _, err := d.Alloc(0); !errors.Is(err, event.InvalidArgument) {
+		t.Errorf("Alloc(0): %v", err)
+	}
+	check(t, d.Free(m))
+}
+
+func TestEvents(t *testing.T) {
+	d, ctl := open(t)
+	s := stream(t, d)
+	ctl.Set("hold", 1)
+	e1 := must[driver.Event](t)(s.Record())
+	if done, err := e1.Query(); done || err != nil {
+		t.Errorf("pending event: %v, %v", done, err)
+	}
+	ctl.Set("hold", 0)
+	wait(t, "the event", func() bool {
+		done, err := e1.Query()
+		check(t, err)
+		return done
+	})
+	e1.Release()
+	e1.Release()
+	if _, err := e1.Query(); !errors.Is(err, event.Closed) {
+		t.Errorf("released event: %v", err)
+	}
+	// An event may be released before its work is done.
+	ctl.Set("hold", 1)
+	must[driver.Event](t)(s.Record()).Release()
+	ctl.Set("hold", 0)
+	check(t, s.Sync())
+}
+
+func TestCapture(t *testing.T) {
+	d, ctl := open(t)
+	s, other := stream(t, d), stream(t, d)
+	e := must[driver.Event](t)(other.Record())
+	defer e.Release()
+	check(t, other.Sync())
+	const global = 0
+	runtime.LockOSThread() // a capture belongs to its thread
+	defer runtime.UnlockOSThread()
+	check(t, d.Call("hipStreamBeginCapture", s.Handle(), global))
+	if c, err := s.Capturing(); !c || err != nil {
+		t.Errorf("Capturing: %v, %v", c, err)
+	}
+	if c, err := other.Capturing(); c || err != nil {
+		t.Errorf("Capturing of another stream: %v, %v", c, err)
+	}
+	// Nothing that the health tick and the waiter do may invalidate the capture,
+	// from whatever thread.
+	done := make(chan struct{})
+	for range 2 {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			if err := d.Status(); err != nil {
+				t.Errorf("Status: %v", err)
+			}
+			if ok, err := s.Query(); ok || err != nil {
+				t.Errorf("Query of the capturing stream: %v, %v, want pending", ok, err)
+			}
+			if ok, err := other.Query(); !ok || err != nil {
+				t.Errorf("Query of another stream: %v, %v", ok, err)
+			}
+			if ok, err := e.Query(); !ok || err != nil {
+				t.Errorf("Query of an event: %v, %v", ok, err)
+			}
+			if m := ctl.Get("capture_mode"); m != global {
+				t.Errorf("the thread's capture mode was left at %d", m)
+			}
+		}()
+		<-done
+	}
+	var graph [1]uintptr
+	var pin runtime.Pinner
+	pin.Pin(&graph)
+	defer pin.Unpin()
+	if err := d.Call("hipStreamEndCapture", s.Handle(), uintptr(unsafe.Pointer(&graph))); err != nil {
+		t.Errorf("the capture was invalidated: %v", err)
+	}
+	if c, err := s.Capturing(); c || err != nil {
+		t.Errorf("Capturing after the end: %v, %v", c, err)
+	}
+}
+
+// Without hipThreadExchangeStreamCaptureMode the calls still work.
+func TestWithoutCaptureModeExchange(t *testing.T) {
+	d, _ := open(t, "hipThreadExchangeStreamCaptureMode")
+	s := stream(t, d)
+	check(t, d.Status())
+	if ok, err := s.Query(); !ok || err != nil {
+		t.Errorf("Query: %v, %v", ok, err)
+	}
+}
+
+func TestOf(t *testing.T) {
+	d, _ := open(t)
+	s := stream(t, d)
+	if got, ok := Of(driver.Stream(s)); !ok || got != s {
+		t.Error("Of the driver's stream")
+	}
+	if got, ok := Of(wrapped{s}); !ok || got != s {
+		t.Error("Of something with a Driver method")
+	}
+	for _, x := range []any{nil, 1, wrapped{nil}, (*Stream)(nil)} {
+		if _, ok := Of(x); ok {
+			t.Errorf("Of(%v)", x)
+		}
+	}
+	if s.Device() != driver.Device(d) {
+		t.Error("Device")
+	}
+}
+
+type wrapped struct{ s driver.Stream }
+
+func (w wrapped) Driver() driver.Stream { return w.s }
+
+// The sticky fault: whatever is asked afterwards says so, and nothing that was
+// queued behind it is taken for done.
+func TestStickyFault(t *testing.T) {
+	for _, lands := range []int64{0, 1} {
+		t.Run(fmt.Sprintf("store_after_fault=%d", lands), func(t *testing.T) {
+			path := standin.Build(t, "hip")
+			ctl := standin.Open(t, path)
+			ctl.Set("store_after_fault", lands)
+			d := must[driver.Device](t)(New(Config{Library: path}).Open(0)).(*Device)
+			host := must[uintptr](t)(d.AllocHost(64))
+			dev := must[uint64](t)(d.DeviceAddr(host))
+			w := must[[]line.Line](t)(line.FromAddr(host, 64))[0].Word(line.Slot{})
+			w.Zero()
+			s := must[driver.Stream](t)(d.NewStream()).(*Stream)
+			ctl.Set("hold", 1)
+			e := must[driver.Event](t)(s.Record())
+			ctl.Fault(s.Handle())
+			check(t, s.Store(host, dev, 1))
+			check(t, d.Status())
+			ctl.Set("hold", 0)
+			wait(t, "the fault", func() bool { return d.Status() != nil })
+			want(t, s.Sync(), event.Backend, 700)
+			if lands == 1 {
+				wait(t, "the store behind failed work", func() bool { return w.Reached(1) })
+			} else if w.Load() != 0 {
+				t.Error("the store behind failed work landed")
+			}
+			if done, err := s.Query(); done {
+				t.Error("the query says done")
+			} else {
+				want(t, err, event.Backend, 700)
+				if !strings.Contains(err.Error(), "hipErrorIllegalAddress (an illegal memory access was encountered)") {
+					t.Errorf("the driver's own words are missing: %v", err)
+				}
+			}
+			_, err := e.Query()
+			want(t, err, event.Backend, 700)
+			want(t, d.Status(), event.Backend, 700)
+			want(t, d.Settle(), event.Backend, 700)
+			want(t, s.Store(host, dev, 2), event.Backend, 700)
+			_, err = d.NewStream()
+			want(t, err, event.Backend, 700)
+			// The page can't be freed: the caller has to know.
+			want(t, d.FreeHost(host), event.Backend, 700)
+			e.Release()
+			_ = s.Close()
+			_ = d.Close()
+		})
+	}
+}
+
+// Teardown after the context went away by itself (process exit, a device reset
+// by other code): not an error, whichever way the driver says it.
+func TestTeardownTolerance(t *testing.T) {
+	for _, st := range []int64{4, 201, 709} {
+		t.Run(fmt.Sprint(st), func(t *testing.T) {
+			path := standin.Build(t, "hip")
+			ctl := standin.Open(t, path)
+			d := must[driver.Device](t)(New(Config{Library: path}).Open(0)).(*Device)
+			host := must[uintptr](t)(d.AllocHost(64))
+			mem := must[driver.Mem](t)(d.Alloc(64))
+			s := must[driver.Stream](t)(d.NewStream()).(*Stream)
+			e := must[driver.Event](t)(s.Record())
+			check(t, d.Retain())
+			ctl.Set("destroyed", st)
+			want(t, d.Status(), event.Backend, st)
+			_, err := s.Query()
+			want(t, err, event.Backend, st)
+			e.Release()
+			check(t, s.Close())
+			check(t, d.Free(mem))
+			check(t, d.Settle())
+			check(t, d.FreeHost(host))
+			check(t, d.Release())
+			check(t, d.Close())
+		})
+	}
+}
+
+// What is used after the last reference does not reach the driver.
+func TestUseAfterClose(t *testing.T) {
+	path := standin.Build(t, "hip")
+	ctl := standin.Open(t, path)
+	d := must[driver.Device](t)(New(Config{Library: path}).Open(0)).(*Device)
+	s := must[driver.Stream](t)(d.NewStream()).(*Stream)
+	host := must[uintptr](t)(d.AllocHost(64))
+	check(t, d.Retain())
+	check(t, s.Close())
+	check(t, s.Close())
+	check(t, d.Close())
+	check(t, d.Close())
+	// The domain outlives the device for as long as it is retained.
+	must[uint64](t)(d.DeviceAddr(host))
+	check(t, d.Settle())
+	check(t, d.FreeHost(host))
+	check(t, d.Release())
+	for name, err := range map[string]error{
+		"Retain":      d.Retain(),
+		"Release":     d.Release(),
+		"Status":      d.Status(),
+		"Store":       s.Store(0, 0, 1),
+		"Sync":        s.Sync(),
+		"Call":        d.Call("hipDeviceSynchronize"),
+		"Query":       second(s.Query()),
+		"Capturing":   second(s.Capturing()),
+		"Record":      second(s.Record()),
+		"AllocHost":   second(d.AllocHost(64)),
+		"DeviceAddr":  second(d.DeviceAddr(host)),
+		"Alloc":       second(d.Alloc(64)),
+		"NewStream":   second(d.NewStream()),
+		"AdoptStream": second(d.AdoptStream(0)),
+	} {
+		if !errors.Is(err, event.Closed) {
+			t.Errorf("%s after the last reference: %v", name, err)
+		}
+	}
+	check(t, d.FreeHost(host)) // gone with the context
+	noLeak(t, ctl)
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// A query that the driver never returns from must not hold up Close; the handle
+// is destroyed once the query does return.
+func TestCloseUnderBlockedQuery(t *testing.T) {
+	path := standin.Build(t, "hip")
+	ctl := standin.Open(t, path)
+	d := must[driver.Device](t)(New(Config{Library: path}).Open(0)).(*Device)
+	s := must[driver.Stream](t)(d.NewStream()).(*Stream)
+	ctl.Set("query_block", 1)
+	var wg sync.WaitGroup
+	wg.Add(2)
+	go func() { defer wg.Done(); _, _ = s.Query() }()
+	go func() { defer wg.Done(); _ = d.Status() }()
+	wait(t, "both queries are inside", func() bool { return ctl.Get("calls:hipStreamQuery") == 2 })
+	check(t, s.Close())
+	check(t, d.Retain()) // what a page does
+	check(t, d.Close())
+	if ctl.Get("streams") != 2 {
+		t.Error("a stream was destroyed under a query")
+	}
+	ctl.Set("query_block", 0)
+	wg.Wait()
+	if n := ctl.Get("streams"); n != 0 {
+		t.Errorf("%d streams left after the last call returned", n)
+	}
+	check(t, d.Release())
+	noLeak(t, ctl)
+}
+
+func TestNoLibrary(t *testing.T) {
+	_, err := New(Config{Library: "/nonexistent/libamdhip64.so"}).Devices()
+	want(t, err, event.DriverMissing, event.StatusMissing)
+	if err == nil || !strings.Contains(err.Error(), "/nonexistent/libamdhip64.so") {
+		t.Errorf("%v", err)
+	}
+	if _, err := New(Config{Library: "/nonexistent/libamdhip64.so"}).Open(0); !errors.Is(err, event.DriverMissing) {
+		t.Errorf("%v", err)
+	}
+	// A file that is there and is no library.
+	p := t.TempDir() + "/libamdhip64.so"
+	check(t, os.WriteFile(p, []byte("not a library"), 0o600))
+	_, err = New(Config{Library: p}).Devices()
+	want(t, err, event.DriverMissing, event.StatusMissing)
+}
+
+// The paths that run for every wait do not allocate.
+func TestHotPathDoesNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector makes sync.Pool drop objects, and it allocates itself")
+	}
+	d, _ := open(t)
+	_, host, dev := word(t, d)
+	s := stream(t, d)
+	seq := uint64(0)
+	for name, f := range map[string]func(){
+		"Store":         func() { seq++; check(t, s.Store(host, dev, seq)) },
+		"Query pending": func() { _, _ = s.Query() },
+		"Status":        func() { check(t, d.Status()) },
+		"Capturing":     func() { _, _ = s.Capturing() },
+	} {
+		if n := testing.AllocsPerRun(200, f); n > 0.1 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+	check(t, s.Sync())
+}
+
+func benchmark(b *testing.B, f func(s *Stream, host uintptr, dev uint64)) {
+	d, _ := open(b)
+	_, host, dev := word(b, d)
+	s := stream(b, d)
+	b.ReportAllocs()
+	for b.Loop() {
+		f(s, host, dev)
+	}
+	check(b, s.Sync())
+}
+
+// The stand-in's own cost, a mutex per call, is included.
+func BenchmarkStore(b *testing.B) {
+	benchmark(b, func(s *Stream, host uintptr, dev uint64) { _ = s.Store(host, dev, 1) })
+}
+
+func BenchmarkQuery(b *testing.B) {
+	benchmark(b, func(s *Stream, _ uintptr, _ uint64) { _, _ = s.Query() })
+}
+
+func BenchmarkStatus(b *testing.B) {
+	benchmark(b, func(s *Stream, _ uintptr, _ uint64) { _ = s.dev.Status() })
+}
+
+// out makes a call as other code on this thread would, and returns what it put
+// where its last argument points.
+func thread(ctl *standin.Control) (device uint64) {
+	device, _ = ctl.Out("hipGetDevice")
+	return device
+}
+
+func TestAdopt(t *testing.T) {
+	path := standin.Build(t, "hip")
+	ctl := standin.Open(t, path)
+	drv := New(Config{Library: path})
+	d := must[driver.Device](t)(drv.Open(0)).(*Device)
+	d1 := must[driver.Device](t)(drv.Open(1)).(*Device)
+	host := must[uintptr](t)(d.AllocHost(64))
+	dev := must[uint64](t)(d.DeviceAddr(host))
+	w := must[[]line.Line](t)(line.FromAddr(host, 64))[0].Word(line.Slot{})
+	w.Zero()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+
+	// A stream that other code made on device 0, through its own handle on the library.
+	foreign, st := ctl.Out("hipStreamCreateWithFlags", 0)
+	if st != 0 {
+		t.Fatal(st)
+	}
+	s := must[driver.Stream](t)(d.AdoptStream(uintptr(foreign)))
+	check(t, s.Store(host, dev, 42))
+	wait(t, "the word", func() bool { return w.Reached(42) })
+	check(t, s.Sync())
+	check(t, s.Close())
+	if n := ctl.Get("streams"); n != 3 { // two for Status, and this one
+		t.Errorf("%d streams: closing an adopted stream must leave the handle alone", n)
+	}
+	_, err := d1.AdoptStream(uintptr(foreign))
+	want(t, err, event.ForeignStream, event.StatusForeign)
+	ctl.Call("hipStreamDestroy", uintptr(foreign))
+
+	null := must[driver.Stream](t)(d.AdoptStream(0))
+	check(t, null.Store(host, dev, 43))
+	wait(t, "the word", func() bool { return w.Reached(43) })
+	check(t, null.Close())
+	for _, h := range []uintptr{streamLegacy, streamPerThread} {
+		if _, err := d.AdoptStream(h); !errors.Is(err, event.InvalidArgument) {
+			t.Errorf("AdoptStream(%d): %v", h, err)
+		}
+	}
+	check(t, d.FreeHost(host))
+	check(t, d.Close())
+	check(t, d1.Close())
+	noLeak(t, ctl)
+}
+
+func TestNullStreamBesideCapture(t *testing.T) {
+	d, ctl := open(t)
+	null := must[driver.Stream](t)(d.AdoptStream(0))
+	defer null.Close()
+	check(t, null.Sync())
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	blocking, st := ctl.Out("hipStreamCreateWithFlags", 0)
+	if st != 0 {
+		t.Fatal(st)
+	}
+	ctl.Call("hipStreamBeginCapture", uintptr(blocking), captureRelaxed)
+	if c, err := null.Capturing(); !c || err != nil {
+		t.Errorf("the null stream can't be used while a blocking stream captures: %v, %v", c, err)
+	}
+	if ok, err := null.Query(); ok || err != nil {
+		t.Errorf("its query: %v, %v, want pending", ok, err)
+	}
+	graph := must[uintptr](t)(d.AllocHost(8))
+	ctl.Call("hipStreamEndCapture", uintptr(blocking), graph)
+	check(t, d.FreeHost(graph))
+	ctl.Call("hipStreamDestroy", uintptr(blocking))
+}
+
+// Goroutines that move between threads, on two devices at once, beside a thread
+// that has made another device current for itself: every call must find its
+// device and leave the thread as it was.
+func TestDeviceDiscipline(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
+	path := standin.Build(t, "hip")
+	ctl := standin.Open(t, path)
+	drv := New(Config{Library: path})
+	var wg sync.WaitGroup
+	var devs []*Device
+	for i := range 2 {
+		d := must[driver.Device](t)(drv.Open(i)).(*Device)
+		devs = append(devs, d)
+		for range 4 {
+			host := must[uintptr](t)(d.AllocHost(64))
+			dev := must[uint64](t)(d.DeviceAddr(host))
+			w := must[[]line.Line](t)(line.FromAddr(host, 64))[0].Word(line.Slot{})
+			w.Zero()
+			s := must[driver.Stream](t)(d.NewStream()).(*Stream)
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				for seq := uint64(1); seq <= 50; seq++ {
+					if err := s.Store(host, dev, seq); err != nil {
+						t.Error(err)
+						return
+					}
+					for !w.Reached(seq) {
+						if _, err := s.Query(); err != nil {
+							t.Error(err)
+							return
+						}
+						if err := d.Status(); err != nil {
+							t.Error(err)
+							return
+						}
+						runtime.Gosched()
+					}
+					if e, err := s.Record(); err != nil {
+						t.Error(err)
+					} else {
+						_, _ = e.Query()
+						e.Release()
+					}
+				}
+				if err := errors.Join(s.Sync(), s.Close(), d.FreeHost(host)); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+	}
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		runtime.LockOSThread() // and leaves with the thread's device changed
+		ctl.Call("hipSetDevice", 1)
+		for range 200 {
+			if err := devs[0].Status(); err != nil {
+				t.Error(err)
+			}
+			if got := thread(ctl); got != 1 {
+				t.Errorf("the thread's device became %d, was 1", got)
+				break
+			}
+		}
+	}()
+	wg.Wait()
+	for _, d := range devs {
+		check(t, d.Close())
+	}
+	noLeak(t, ctl)
+}
+
+// A call that fails restores the thread's device and capture mode too, and
+// leaves no error behind for other code on the thread.
+func TestThreadRestoredAfterFailure(t *testing.T) {
+	d, ctl := open(t)
+	s := stream(t, d)
+	_, host, dev := word(t, d)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ctl.Call("hipSetDevice", 1)
+	defer ctl.Call("hipSetDevice", 0)
+	for _, fn := range []string{"hipStreamQuery", "hipStreamIsCapturing", "hipEventCreateWithFlags", "hipEventRecord",
+		"hipStreamSynchronize", "hipHostMalloc", "hipStreamCreateWithFlags", "hipDeviceSynchronize", "hipStreamWriteValue64",
+		"hipStreamGetDevice"} {
+		ctl.Set("fail:"+fn, 999)
+		failed := 0
+		count := func(err error) {
+			if err != nil {
+				failed++
+				want(t, err, event.Backend, 999)
+			}
+		}
+		_, err := s.Query()
+		count(err)
+		count(d.Status())
+		_, err = s.Capturing()
+		count(err)
+		if e, err := s.Record(); err == nil {
+			e.Release()
+		} else {
+			count(err)
+		}
+		count(s.Sync())
+		if h, err := d.AllocHost(64); err == nil {
+			check(t, d.FreeHost(h))
+		} else {
+			count(err)
+		}
+		if n, err := d.NewStream(); err == nil {
+			check(t, n.Close())
+		} else {
+			count(err)
+		}
+		count(d.Settle())
+		count(s.Store(host, dev, 1))
+		_, err = d.AdoptStream(s.Handle())
+		count(err)
+		if failed == 0 {
+			t.Errorf("%s failed and nobody noticed", fn)
+		}
+		ctl.Set("fail:"+fn, 0)
+		if n := thread(ctl); n != 1 {
+			t.Fatalf("%s: the thread's device is left at %d", fn, n)
+		}
+		if m := ctl.Get("capture_mode"); m != 0 {
+			t.Fatalf("%s: the thread's capture mode is left at %d", fn, m)
+		}
+	}
+}
+
+// "Not ready" is an answer, not an error of the code that happens to share the
+// thread.
+func TestLastErrorIsLeftClean(t *testing.T) {
+	d, ctl := open(t)
+	s := stream(t, d)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ctl.Set("hold", 1)
+	ctl.Spin(s.Handle(), 0)
+	if done, err := s.Query(); done || err != nil {
+		t.Errorf("Query: %v, %v", done, err)
+	}
+	want(t, s.Store(0, 8, 1), event.Backend, 1)
+	if st := ctl.Call("hipPeekAtLastError"); st != 0 {
+		t.Errorf("the thread's last error is left at %d", st)
+	}
+	ctl.Set("hold", 0)
+	check(t, s.Sync())
+	ctl.Set("violations", 0) // the deliberate bad store
+}
+
+func TestMissingSymbols(t *testing.T) {
+	for _, e := range entries {
+		t.Run(e.name, func(t *testing.T) {
+			if !e.optional {
+				_, err := New(Config{Library: standin.Build(t, "hip", e.name)}).Devices()
+				want(t, err, event.DriverMissing, event.StatusMissing)
+				if err == nil || !strings.Contains(err.Error(), e.name) {
+					t.Errorf("the error must name the entry point: %v", err)
+				}
+				return
+			}
+			d, _ := open(t, e.name)
+			s := stream(t, d)
+			check(t, d.Status())
+			_, host, dev := word(t, d)
+			caps := d.Caps()
+			if err := s.Store(host, dev, 1); (e.name == "hipStreamWriteValue64") != errors.Is(err, event.NotSupported) {
+				t.Errorf("Store: %v", err)
+			}
+			if caps.StreamStore != (caps.NoStore == "") || caps.StreamStore != (e.name != "hipStreamWriteValue64") {
+				t.Errorf("StreamStore %v, NoStore %q", caps.StreamStore, caps.NoStore)
+			}
+			ev, err := s.Record()
+			if caps.Events == errors.Is(err, event.NotSupported) {
+				t.Errorf("Events %v, Record: %v", caps.Events, err)
+			}
+			if err == nil {
+				ev.Release()
+			}
+			m, err := d.Alloc(64)
+			if caps.Memory == errors.Is(err, event.NotSupported) {
+				t.Errorf("Memory %v, Alloc: %v", caps.Memory, err)
+			}
+			if err == nil {
+				check(t, d.Free(m))
+			}
+			if c, err := s.Capturing(); c || err != nil {
+				t.Errorf("Capturing: %v, %v", c, err)
+			}
+			adopted, err := d.AdoptStream(s.Handle())
+			check(t, err)
+			check(t, adopted.Close())
+			check(t, s.Sync())
+		})
+	}
+}
+
+func TestRefusedStore(t *testing.T) {
+	d, ctl := open(t)
+	s := stream(t, d)
+	_, host, dev := word(t, d)
+	ctl.Set("write_status", 801)
+	err := s.Store(host, dev, 1)
+	want(t, err, event.NotSupported, 801)
+	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "hipErrorNotSupported") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestDevices(t *testing.T) {
+	path := standin.Build(t, "hip")
+	ctl := standin.Open(t, path)
+	drv := New(Config{Library: path})
+	if drv.Name() != "hip" {
+		t.Error(drv.Name())
+	}
+	infos := must[[]driver.Info](t)(drv.Devices())
+	if len(infos) != 2 || infos[1] != (driver.Info{Driver: "hip", Ordinal: 1, Name: "Stand-in HIP device 1", Version: "6.2"}) {
+		t.Errorf("%+v", infos)
+	}
+	for _, o := range []int{-1, 2} {
+		if _, err := drv.Open(o); !errors.Is(err, event.InvalidArgument) {
+			t.Errorf("Open(%d): %v", o, err)
+		}
+	}
+	ctl.Set("fail:hipStreamCreateWithFlags", 2)
+	_, err := drv.Open(0)
+	want(t, err, event.Backend, 2)
+	ctl.Set("fail:hipStreamCreateWithFlags", 0)
+	noLeak(t, ctl)
+}
+
+// Both statuses that real libraries answer without a device, from either call.
+func TestNoDevice(t *testing.T) {
+	for _, setting := range []string{"init_status", "count_status"} {
+		for _, st := range []int64{100, 101} {
+			path := standin.Build(t, "hip")
+			ctl := standin.Open(t, path)
+			ctl.Set(setting, st)
+			drv := New(Config{Library: path})
+			_, err := drv.Devices()
+			want(t, err, event.NoDevice, st)
+			_, err = drv.Open(0)
+			want(t, err, event.NoDevice, st)
+			ctl.Set(setting, 0) // a failed start is not remembered
+			must[[]driver.Info](t)(drv.Devices())
+		}
+	}
+}
+
+// The real runtime library, where it is installed and there is no device: a
+// typed error, no crash, no thread left, the signal handlers and the rest of the
+// process as they were.
+func TestRealLibrary(t *testing.T) {
+	drv := New(Config{})
+	infos, err := drv.Devices()
+	switch {
+	case errors.Is(err, event.DriverMissing):
+		if standin.Required("hip") {
+			t.Fatal(err)
+		}
+		t.Skipf("install libamdhip64-5 (Debian) to run this test: %v", err)
+	case err == nil:
+		t.Skipf("there is a device (%+v): this test is about having none", infos)
+	}
+	if st := event.StatusOf(err); !errors.Is(err, event.NoDevice) || st != 100 && st != 101 {
+		t.Errorf("Devices: %v (status %d), want NoDevice with 100 or 101", err, st)
+	}
+	if !strings.Contains(err.Error(), "hipErrorNoDevice") && !strings.Contains(err.Error(), "hipErrorInvalidDevice") {
+		t.Errorf("the library's own name for the status is missing: %v", err)
+	}
+	for range 3 {
+		if _, err := drv.Open(0); !errors.Is(err, event.NoDevice) {
+			t.Errorf("Open: %v", err)
+		}
+	}
+	// The table against the real library: everything that is not optional is
+	// there, and what is optional is there but for the one that 5.2 lacks.
+	a := &api{}
+	for _, name := range candidates() {
+		if lib, err := clib.Open(name); err == nil {
+			a.lib = lib
+			break
+		}
+	}
+	for _, e := range entries {
+		if a.lib.Sym(e.name) == 0 && e.name != "hipStreamGetDevice" {
+			t.Errorf("%s has no %s", a.lib.Path, e.name)
+		}
+	}
+	t.Logf("%s: %v", a.lib.Path, err)
+}
