@@ -98,7 +98,10 @@ func word(t testing.TB, d *Device) (w *line.Word, host uintptr, dev uint64) {
 	dev = must[uint64](t)(d.DeviceAddr(host))
 	w = must[[]line.Line](t)(line.FromAddr(host, 4096))[0].Word(line.Slot{})
 	w.Zero()
-	t.Cleanup(func() { check(t, d.FreeHost(host)) })
+	t.Cleanup(func() {
+		_ = d.Settle() // no store may come late
+		check(t, d.FreeHost(host))
+	})
 	return w, host, dev
 }
 
@@ -149,6 +152,34 @@ func TestHostAddressIsNoDeviceAddress(t *testing.T) {
 		t.Error("the stand-in did not notice")
 	}
 	ctl.Set("violations", 0)
+}
+
+// The stand-in finds the worst mistake of all, freeing a page that a store is
+// still queued for, without being hurt by it.
+func TestStandinFindsEarlyFree(t *testing.T) {
+	d, ctl := open(t)
+	host := must[uintptr](t)(d.AllocHost(64))
+	s := stream(t, d)
+	ctl.Set("hold", 1)
+	check(t, s.Store(host, must[uint64](t)(d.DeviceAddr(host)), 1))
+	check(t, d.FreeHost(host))
+	if ctl.Get("violations") != 1 {
+		t.Error("an early free was not found")
+	}
+	ctl.Set("violations", 0)
+	ctl.Set("hold", 0)
+	check(t, d.Settle())
+	// A store that lands after its stream is done, too.
+	ctl.Set("store_late_us", 20000)
+	check(t, s.Store(host, must[uint64](t)(d.DeviceAddr(host)), 2))
+	check(t, s.Sync())
+	check(t, d.FreeHost(host))
+	if ctl.Get("violations") != 1 {
+		t.Error("an early free before a late store was not found")
+	}
+	ctl.Set("violations", 0)
+	check(t, d.Settle())
+	check(t, d.FreeHost(host))
 }
 
 func TestMemory(t *testing.T) {

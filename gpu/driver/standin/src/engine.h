@@ -91,7 +91,7 @@ typedef struct item {
 typedef struct stream {
 	uint32_t magic;
 	ctx *c;
-	struct stream *next;
+	struct stream *next, *next_all;
 	unsigned flags;
 	int counted;       /* made by a call of the library under test */
 	int dying;
@@ -123,6 +123,8 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* something finished,
 static int initialized;
 static ctx *primary[MAX_DEVICES];
 static mem *mems;
+static stream *all;        /* every stream that still has a worker */
+static struct late_store *lates;
 static func *funcs;
 static int64_t live_streams, live_events, live_ctxs, live_modules, live_threads, violations;
 static char violation[256];
@@ -278,6 +280,7 @@ static void sleep_ns(uint64_t ns)
 }
 
 typedef struct late_store {
+	struct late_store *next;
 	ctx *c;
 	uint64_t *dst, value, us;
 } late_store;
@@ -290,6 +293,11 @@ static void *late_thread(void *p)
 	pthread_mutex_lock(&mu);
 	l->c->late--;
 	live_threads--;
+	for (late_store **q = &lates; *q; q = &(*q)->next)
+		if (*q == l) {
+			*q = l->next;
+			break;
+		}
 	pthread_cond_broadcast(&changed);
 	pthread_mutex_unlock(&mu);
 	free(l);
@@ -321,14 +329,14 @@ static void execute(stream *s, item *it)
 		return;
 	if (it->op == OP_STORE && SET(S_STORE_LATE_US)) {
 		late_store *l = malloc(sizeof *l);
-		*l = (late_store){c, it->dst, it->value, (uint64_t)SET(S_STORE_LATE_US)};
+		*l = (late_store){lates, c, it->dst, it->value, (uint64_t)SET(S_STORE_LATE_US)};
+		if (spawn(late_thread, l)) {
+			free(l);
+			return;
+		}
+		lates = l;
 		c->late++;
 		live_threads++;
-		if (spawn(late_thread, l)) {
-			c->late--;
-			live_threads--;
-			free(l);
-		}
 		return;
 	}
 	pthread_mutex_unlock(&mu);
@@ -383,6 +391,11 @@ static void *worker(void *p)
 		free(it->staged);
 		free(it);
 	}
+	for (stream **q = &all; *q; q = &(*q)->next_all)
+		if (*q == s) {
+			*q = s->next_all;
+			break;
+		}
 	live_threads--;
 	pthread_cond_broadcast(&changed);
 	pthread_mutex_unlock(&mu);
@@ -423,14 +436,15 @@ static stream *new_stream(ctx *c, unsigned flags, int counted)
 	s->c = c;
 	s->flags = flags;
 	pthread_cond_init(&s->work, NULL);
-	live_threads++;
-	if (spawn(worker, s)) {
-		live_threads--;
+	if (spawn(worker, s)) { /* which waits for mu */
 		free(s);
 		return NULL;
 	}
+	live_threads++;
 	s->next = c->streams;
 	c->streams = s;
+	s->next_all = all;
+	all = s;
 	s->counted = counted;
 	live_streams += counted;
 	return s;
@@ -726,6 +740,24 @@ static int fill(ctx *c, stream *s, uint64_t dst, unsigned value, size_t n, const
 	return OK;
 }
 
+static int inside(const mem *m, const void *p)
+{
+	return (const char *)p >= m->host && (const char *)p < m->host + m->n;
+}
+
+/* Reports whether queued or late work will still touch the memory. */
+static int in_use(const mem *m)
+{
+	for (stream *s = all; s; s = s->next_all)
+		for (item *it = s->head; it; it = it->next)
+			if (inside(m, it->dst) || inside(m, it->src))
+				return 1;
+	for (late_store *l = lates; l; l = l->next)
+		if (inside(m, l->dst))
+			return 1;
+	return 0;
+}
+
 static int free_memory(ctx *c, void *host, int want_pinned, const char *fn)
 {
 	int st = context_status(c, fn);
@@ -737,6 +769,10 @@ static int free_memory(ctx *c, void *host, int want_pinned, const char *fn)
 	if (!m || m->host != host || m->pinned != want_pinned) {
 		breach(fn, "not an allocation");
 		return INVALID_VALUE;
+	}
+	if (in_use(m)) { /* undefined with the vendor; here it is found, and the memory stays */
+		breach(fn, "memory was freed that queued work still uses");
+		return OK;
 	}
 	unlist(m);
 	return OK;
