@@ -24,10 +24,8 @@ type Config struct {
 	// on at which the completion is first to be expected. Default 50 us; negative
 	// means not at all.
 	Spin time.Duration
-	// Nap is the longest nap in the kernel between two looks once Spin is over.
-	// Naps start at Nap/8 and grow to Nap with the time already waited, so that a
-	// nap adds at most about an eighth to a wait. Default 100 us; shorter than
-	// 1 us counts as 1 us.
+	// Nap is the length of the naps in the kernel between two looks once Spin is
+	// over. Default 200 us; shorter than 1 us counts as 1 us.
 	Nap time.Duration
 	// Park makes the waiter spend Spin in the processor's park instruction, in
 	// slices of some microseconds, where it has one (PlanCaps tells).
@@ -39,7 +37,7 @@ type Config struct {
 
 const (
 	defaultSpin = 50 * time.Microsecond
-	defaultNap  = 100 * time.Microsecond
+	defaultNap  = 200 * time.Microsecond
 	// sliceLen bounds a stretch in assembly or in a loop that can't be preempted:
 	// a stop-the-world waits for it (golang/go#10958).
 	sliceLen = 5 * time.Microsecond
@@ -412,7 +410,7 @@ func (w *Waiter) scan(now int64, collect bool) (s sight) {
 			if now < x.spinUntil {
 				s.hots++
 				s.hot = x
-			} else if nap := satAdd(now, w.napFor(now-x.spinUntil)); nap < s.next {
+			} else if nap := satAdd(now, w.cfg.Nap); nap < s.next {
 				s.next, s.naps = nap, true
 			}
 		}
@@ -428,10 +426,6 @@ func (w *Waiter) scan(now int64, collect bool) (s sight) {
 		}
 	}
 	return s
-}
-
-func (w *Waiter) napFor(waited int64) time.Duration {
-	return min(w.cfg.Nap, max(w.cfg.Nap/8, time.Duration(waited)/8))
 }
 
 // drop takes an idle watch off the list; false when it has just become busy.
