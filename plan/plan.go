@@ -143,7 +143,7 @@ func (p Plan) park() string {
 	b.WriteString(p.kind.String())
 	sep := byte(':')
 	for _, i := range kindTable[p.kind].params {
-		writeField(&b, &sep, paramTable[i].name, us(p.v[i]))
+		writeField(&b, &sep, paramTable[i].name, micros(p.v[i]))
 	}
 	return b.String()
 }
@@ -203,7 +203,7 @@ func (p Prediction) String() string {
 	var b strings.Builder
 	b.WriteString("predict")
 	sep := byte(':')
-	for i, v := range [predFields]uint64{us(p.margin), us(p.minSleep), us(p.maxSleep), uint64(p.window)} {
+	for i, v := range [predFields]uint64{micros(p.margin), micros(p.minSleep), micros(p.maxSleep), uint64(p.window)} {
 		writeField(&b, &sep, predNames[i], v)
 	}
 	return b.String()
@@ -217,7 +217,7 @@ func (p Prediction) sleep(d time.Duration) time.Duration {
 	return min(d-p.margin, p.maxSleep)
 }
 
-func us(d time.Duration) uint64 { return uint64(d / time.Microsecond) }
+func micros(d time.Duration) uint64 { return uint64(d / time.Microsecond) }
 
 func writeField(b *strings.Builder, sep *byte, name string, v uint64) {
 	b.WriteByte(*sep)
