@@ -1,14 +1,15 @@
-// Package standin builds, for tests, C libraries that stand in for the CUDA and
-// the HIP driver: real entry point names, parameter lists and status numbers,
-// a current context (or device) per thread, streams as worker threads that
-// complete later, and failures on request.
+// Package standin builds, for tests, C libraries that stand in for the CUDA
+// driver, the HIP runtime, and the Objective-C runtime with Metal: real entry
+// point names, parameter lists and status numbers, a current context (or device)
+// per thread, streams as worker threads that complete later, and failures on
+// request.
 //
 // They imitate what the vendors document about the entry points that gpuline
 // uses. A test that passes on them proves the binding (names, order and widths
 // of arguments, context discipline, failure paths). It says nothing about the
 // vendor's driver or about a GPU.
 //
-// The C sources are in src; engine.h lists every setting. Each Build returns a
+// The C sources are in src; engine.h and metal.c list every setting. Each Build returns a
 // library file of its own, so that each test has its own device, with its own
 // settings, counters and faults.
 package standin
@@ -49,7 +50,7 @@ var built struct {
 	libs map[string][]byte
 }
 
-// Build compiles the stand-in of that name ("cuda" or "hip") and returns the
+// Build compiles the stand-in of that name ("cuda", "hip" or "metal") and returns the
 // path of a library file that belongs to the test alone. The functions named in
 // without are missing from it. Without a C compiler the test is skipped, or,
 // when GPULINE_REQUIRE contains "standin", fails.
@@ -152,14 +153,15 @@ func Open(t testing.TB, path string) *Control {
 	}
 	c := &Control{lib, t}
 	t.Cleanup(func() {
-		c.Set("hold", 0)
-		c.Set("query_block", 0)
+		c.text("standin_set", "hold", 0)
+		c.text("standin_set", "query_block", 0)
 	})
 	return c
 }
 
-// Set changes a setting; engine.h lists them. "fail:<entry point>" makes that
-// entry point answer the given status until it is set to 0.
+// Set changes a setting; engine.h and metal.c list them. "fail:<entry point>"
+// (CUDA and HIP) makes that entry point answer the given status until it is set
+// to 0.
 func (c *Control) Set(name string, value int64) {
 	c.t.Helper()
 	if c.text("standin_set", name, uintptr(value)) == 0 {
@@ -170,7 +172,8 @@ func (c *Control) Set(name string, value int64) {
 // Get reads a counter: "streams", "events", "contexts", "modules", "threads",
 // "pinned", "device_memory" (what is alive), "violations" (misuse found),
 // "calls:<entry point>", or, of the calling thread, "depth" (of its context
-// stack) and "capture_mode"; or a setting.
+// stack) and "capture_mode"; or a setting. Metal's count what is alive of each
+// class.
 func (c *Control) Get(name string) int64 {
 	c.t.Helper()
 	v := int64(c.text("standin_get", name))
