@@ -16,6 +16,7 @@ import (
 	"github.com/gpuline/gpuline/event"
 	"github.com/gpuline/gpuline/gpu/driver"
 	"github.com/gpuline/gpuline/gpu/driver/standin"
+	"github.com/gpuline/gpuline/gpu/internal/clib"
 	"github.com/gpuline/gpuline/line"
 )
 
@@ -1041,4 +1042,28 @@ func BenchmarkQuery(b *testing.B) {
 
 func BenchmarkStatus(b *testing.B) {
 	benchmark(b, func(s *Stream, _ uintptr, _ uint64) { _ = s.dev.Status() })
+}
+
+// The two ways to make a context current and put the old one back, on a thread
+// that has none: bind uses the first.
+func BenchmarkBind(b *testing.B) {
+	d, _ := open(b)
+	get, set := d.api.lib.Sym("cuCtxGetCurrent"), d.api.lib.Sym("cuCtxSetCurrent")
+	f := clib.Get()
+	defer f.Put()
+	b.Run("push, pop", func(b *testing.B) {
+		for b.Loop() {
+			d.bind(f)
+			d.unbind(f)
+		}
+	})
+	b.Run("get, set, set", func(b *testing.B) {
+		for b.Loop() {
+			runtime.LockOSThread()
+			f.Call(get, f.At(0))
+			f.Call(set, d.ctx)
+			f.Call(set, uintptr(f.Out[0]))
+			runtime.UnlockOSThread()
+		}
+	})
 }

@@ -869,11 +869,29 @@ func TestNoDevice(t *testing.T) {
 	}
 }
 
+// caught returns which signals the process handles.
+func caught(t *testing.T) string {
+	b, err := os.ReadFile("/proc/self/status")
+	check(t, err)
+	_, s, _ := strings.Cut(string(b), "SigCgt:")
+	s, _, _ = strings.Cut(s, "\n")
+	return strings.TrimSpace(s)
+}
+
+func openFiles(t *testing.T) int {
+	fds, err := os.ReadDir("/proc/self/fd")
+	check(t, err)
+	return len(fds)
+}
+
 // The real runtime library, where it is installed and there is no device: a
-// typed error, no crash, no thread left, the signal handlers and the rest of the
-// process as they were.
+// typed error, no crash, no file left open, and the same signals handled.
 func TestRealLibrary(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("run it on Linux, where the library can be installed without a device")
+	}
 	drv := New(Config{})
+	signals := caught(t)
 	infos, err := drv.Devices()
 	switch {
 	case errors.Is(err, event.DriverMissing):
@@ -890,10 +908,17 @@ func TestRealLibrary(t *testing.T) {
 	if !strings.Contains(err.Error(), "hipErrorNoDevice") && !strings.Contains(err.Error(), "hipErrorInvalidDevice") {
 		t.Errorf("the library's own name for the status is missing: %v", err)
 	}
+	files := openFiles(t)
 	for range 3 {
 		if _, err := drv.Open(0); !errors.Is(err, event.NoDevice) {
 			t.Errorf("Open: %v", err)
 		}
+	}
+	if n := openFiles(t); n != files {
+		t.Errorf("%d open files, %d before: a failing open leaks", n, files)
+	}
+	if s := caught(t); s != signals {
+		t.Errorf("the library changed the signals that are handled from %s to %s", signals, s)
 	}
 	// The table against the real library: everything that is not optional is
 	// there, and what is optional is there but for the one that 5.2 lacks.

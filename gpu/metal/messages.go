@@ -10,7 +10,8 @@ type message struct {
 	// owned: the caller owns a reference to the result (new, copy, retain).
 	// pooled: the result is autoreleased, and lives as long as the pool.
 	owned, pooled bool
-	// since is the first macOS that has the method.
+	// since is the first macOS that has the method. All are older than what Go
+	// itself needs, macOS 12, so none is optional.
 	since string
 	// doc is the method's page below developer.apple.com/documentation.
 	doc string
@@ -46,9 +47,9 @@ const (
 
 var messages = [numSel]message{
 	selNew:     {"NSAutoreleasePool", "new", nil, "instancetype", true, false, "10.0", "objectivec/nsobject-swift.class/new"},
-	selDrain:   {"NSAutoreleasePool", "drain", nil, "void", false, false, "10.4", "foundation/nsautoreleasepool/drain"},
-	selRetain:  {"NSObject", "retain", nil, "instancetype", true, false, "10.0", "objectivec/1418956-nsobject/retain"},
-	selRelease: {"NSObject", "release", nil, "void", false, false, "10.0", "objectivec/1418956-nsobject/release"},
+	selDrain:   {"NSAutoreleasePool", "drain", nil, "void", false, false, "10.0", "foundation/nsautoreleasepool/drain"},
+	selRetain:  {"NSObject", "retain", nil, "instancetype", true, false, "10.0", "objectivec/nsobject-c.protocol/retain"},
+	selRelease: {"NSObject", "release", nil, "void", false, false, "10.0", "objectivec/nsobject-c.protocol/release"},
 
 	selCount:         {"NSArray", "count", nil, "NSUInteger", false, false, "10.0", "foundation/nsarray/count"},
 	selObjectAtIndex: {"NSArray", "objectAtIndex:", []string{"NSUInteger"}, "id", false, false, "10.0", "foundation/nsarray/object(at:)"},
@@ -70,8 +71,8 @@ var messages = [numSel]message{
 	selError:         {"MTLCommandBuffer", "error", nil, "NSError *", false, true, "10.11", "metal/mtlcommandbuffer/error"},
 	selWaitCompleted: {"MTLCommandBuffer", "waitUntilCompleted", nil, "void", false, false, "10.11", "metal/mtlcommandbuffer/waituntilcompleted()"},
 
-	selCode:        {"NSError", "code", nil, "NSInteger", false, false, "10.2", "foundation/nserror/code"},
-	selDescription: {"NSError", "localizedDescription", nil, "NSString *", false, true, "10.2", "foundation/nserror/localizeddescription"},
+	selCode:        {"NSError", "code", nil, "NSInteger", false, false, "10.0", "foundation/nserror/code"},
+	selDescription: {"NSError", "localizedDescription", nil, "NSString *", false, true, "10.0", "foundation/nserror/localizeddescription"},
 
 	selSignaledValue: {"MTLSharedEvent", "signaledValue", nil, "uint64_t", false, false, "10.14", "metal/mtlsharedevent/signaledvalue"},
 	selWaitSignaled: {"MTLSharedEvent", "waitUntilSignaledValue:timeoutMS:", []string{"uint64_t", "uint64_t"}, "BOOL", false, false, "12.0",

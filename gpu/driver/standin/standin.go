@@ -53,7 +53,7 @@ var built struct {
 // Build compiles the stand-in of that name ("cuda", "hip" or "metal") and returns the
 // path of a library file that belongs to the test alone. The functions named in
 // without are missing from it. Without a C compiler the test is skipped, or,
-// when GPULINE_REQUIRE contains "standin", fails.
+// when GPULINE_REQUIRE contains "cc", fails.
 func Build(t testing.TB, name string, without ...string) string {
 	t.Helper()
 	image := compile(t, name)
@@ -100,7 +100,7 @@ func compile(t testing.TB, name string) []byte {
 		cc = "cc"
 	}
 	if _, err := exec.LookPath(cc); err != nil {
-		if Required("standin") {
+		if Required("cc") {
 			t.Fatal(err)
 		}
 		t.Skipf("install a C compiler to run this test: %v", err)
