@@ -2,6 +2,7 @@ package event
 
 import (
 	"container/heap"
+	"math"
 	"sync"
 	"time"
 )
@@ -32,18 +33,14 @@ func (RealClock) Now() time.Duration { return time.Since(realOrigin()) }
 // prctl(2) PR_SET_TIMERSLACK), where time.Sleep would round up to a whole
 // millisecond (golang/go#44343).
 func (c RealClock) SleepUntil(t time.Duration) {
-	for {
-		left := t - c.Now()
-		if left <= 0 {
-			return
-		}
-		sleep(left)
+	for now := c.Now(); now < t; now = c.Now() {
+		sleep(t - now)
 	}
 }
 
 // At implements Clock with time.AfterFunc.
 func (c RealClock) At(t time.Duration, f func()) func() bool {
-	return time.AfterFunc(t-c.Now(), f).Stop
+	return time.AfterFunc(max(t, 0)-c.Now(), f).Stop
 }
 
 // ManualClock starts at 0 and moves only when its owner moves it, so that
@@ -76,7 +73,8 @@ func (c *ManualClock) Advance(d time.Duration) {
 	if d < 0 {
 		return
 	}
-	c.AdvanceTo(c.Now() + d)
+	now := c.Now()
+	c.AdvanceTo(now + min(d, math.MaxInt64-now))
 }
 
 // AdvanceTo moves the clock forward to t and fires what falls due, in order. A

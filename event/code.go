@@ -189,7 +189,7 @@ func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("gpuline: ")
 	if !ok {
-		fmt.Fprintf(&b, "%v %q", e.Code, e.Args)
+		fmt.Fprintf(&b, "%s %q", e.Code.String(), e.Args)
 	} else {
 		t := info.template
 		for {
@@ -223,6 +223,9 @@ func (e *Error) Error() string {
 // code, or the standard sentinel that the code stands for (errors.ErrUnsupported
 // for NotSupported, os.ErrClosed for Closed).
 func (e *Error) Is(target error) bool {
+	if e == nil {
+		return false
+	}
 	switch t := target.(type) {
 	case Code:
 		return e.Code == t
@@ -234,12 +237,17 @@ func (e *Error) Is(target error) bool {
 }
 
 // Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
+func (e *Error) Unwrap() error {
+	if e == nil {
+		return nil
+	}
+	return e.Err
+}
 
 // CodeOf returns the code of the first coded error in err's tree, or 0.
 func CodeOf(err error) Code {
 	var e *Error
-	if errors.As(err, &e) {
+	if errors.As(err, &e) && e != nil {
 		return e.Code
 	}
 	var c Code
@@ -252,15 +260,18 @@ func CodeOf(err error) Code {
 // StatusOf returns the stable integer status of the first coded error in err's
 // tree that has one, or 0.
 func StatusOf(err error) int64 {
-	for err != nil {
-		var e *Error
-		if !errors.As(err, &e) {
-			return 0
+	if e, ok := err.(*Error); ok && e != nil && e.Status != 0 {
+		return e.Status
+	}
+	switch x := err.(type) {
+	case interface{ Unwrap() error }:
+		return StatusOf(x.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, err := range x.Unwrap() {
+			if s := StatusOf(err); s != 0 {
+				return s
+			}
 		}
-		if e.Status != 0 {
-			return e.Status
-		}
-		err = e.Err
 	}
 	return 0
 }
