@@ -1,0 +1,345 @@
+package gpu
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gpuline/gpuline/event"
+	"github.com/gpuline/gpuline/plan"
+	"github.com/gpuline/gpuline/poller"
+)
+
+var closedChan = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// Done returns a channel that is closed once the device has reached seq on s,
+// or once that can't happen any more because the work, the device or the stream
+// has failed or was closed. Ask s.Err which of the two: nil means success.
+//
+//	select {
+//	case <-gpu.Done(s, seq):
+//		if err := s.Err(); err != nil {
+//			return err
+//		}
+//	case <-ctx.Done():
+//		return ctx.Err()
+//	}
+//
+// For a number already reached the channel is closed already and costs nothing.
+// For one that was never marked it is closed too, and s.Err reports
+// event.NotMarked from then on: a select must not hang on a slip.
+//
+// Done does not block and may be called from many goroutines. Asking again for
+// the same number returns the same channel while it is the newest asked for, so
+// that a loop around a select costs one registration, not one per turn.
+func Done(s *Stream, seq uint64) <-chan struct{} {
+	if err := s.check(seq); err != nil {
+		if s != nil {
+			s.misuse.CompareAndSwap(nil, &failure{err})
+		}
+		return closedChan
+	}
+	if !s.gate.enter() {
+		return closedChan
+	}
+	defer s.gate.leave()
+	if s.watch.Err() != nil || s.watch.Reached(seq) {
+		return closedChan
+	}
+	s.doneMu.Lock()
+	defer s.doneMu.Unlock()
+	if s.doneCh != nil && s.doneSeq == seq {
+		return s.doneCh
+	}
+	ch := make(chan struct{})
+	wt := doneWaits.Get().(*poller.Wait)
+	wt.Sink, wt.Data = (*doneSink)(s), ch
+	p := s.d.pace()
+	wt.Look, wt.User = p.look(s), uint64(p.band)
+	if ok, _ := s.watch.Add(wt, seq); !ok {
+		doneWaits.Put(wt)
+		return closedChan
+	}
+	s.doneSeq, s.doneCh = seq, ch
+	return ch
+}
+
+var doneWaits = sync.Pool{New: func() any { return new(poller.Wait) }}
+
+// doneSink closes the channel in Data. One per stream, so that a batch flushes
+// once per stream and not once per wait.
+type doneSink Stream
+
+func (x *doneSink) Complete(wt *poller.Wait, err error) {
+	s := (*Stream)(x)
+	if err == nil {
+		s.observe(wt, s.points[wt.User])
+	}
+	close(wt.Data.(chan struct{}))
+	wt.Data = nil
+	doneWaits.Put(wt)
+}
+
+func (x *doneSink) Flush() {}
+
+// observe feeds the estimator with a finished wait.
+func (s *Stream) observe(wt *poller.Wait, point *plan.Point) {
+	if took := wt.DoneAt - wt.AddedAt(); wt.Late {
+		point.Late(took)
+	} else {
+		point.Exact(took)
+	}
+	if s.holds.Load() > 0 {
+		s.sweepIfHeld()
+	}
+}
+
+// handle is a reusable wait with its channel.
+type handle struct {
+	wt *poller.Wait
+	c  <-chan error
+}
+
+var handles = sync.Pool{New: func() any {
+	wt, c := poller.NewWait()
+	return &handle{wt, c}
+}}
+
+// wait is Wait for a number that is not reached yet.
+func (s *Stream) wait(ctx context.Context, seq uint64) error {
+	p := s.d.pace()
+	if p.block {
+		return s.waitBlocked(ctx, seq)
+	}
+	h := handles.Get().(*handle)
+	defer handles.Put(h)
+	start := poller.Now()
+	point := s.points[p.band]
+	slept := false
+	if look := p.look(s); look > 0 {
+		h.wt.Look, h.wt.Early = look, true
+		err := s.park(ctx, h, seq)
+		if err != poller.ErrLook {
+			if err == nil && h.wt.DoneAt > 0 {
+				s.observe(h.wt, point)
+			}
+			return err
+		}
+		slept = true
+	}
+	if p.spin > 0 && acquireSpin() {
+		seen, pending, err := s.spin(ctx, seq, p.spin)
+		releaseSpin()
+		if err != nil {
+			return err
+		}
+		if seen {
+			took := poller.Now() - start
+			if err := s.confirmed(ctx, seq); err != nil {
+				return err
+			}
+			if slept && !pending {
+				point.Late(took)
+			} else {
+				point.Exact(took)
+			}
+			return nil
+		}
+	}
+	h.wt.Look, h.wt.Early = 0, false
+	err := s.park(ctx, h, seq)
+	if err == nil {
+		point.Exact(poller.Now() - start)
+	}
+	return err
+}
+
+// park registers the handle and blocks until it completes or ctx ends. The
+// handle is free again when park returns.
+func (s *Stream) park(ctx context.Context, h *handle, seq uint64) error {
+	if !s.gate.enter() {
+		return s.closedErr()
+	}
+	h.wt.DoneAt = 0
+	ok, err := s.watch.Add(h.wt, seq)
+	s.gate.leave()
+	if !ok {
+		return err
+	}
+	select {
+	case err := <-h.c:
+		return err
+	case <-ctx.Done():
+		if h.wt.Cancel() {
+			return s.abandoned(seq, ctx.Err())
+		}
+		// Completed, or being completed, at the same time: the completion stands.
+		if err := <-h.c; err != poller.ErrLook {
+			return err
+		}
+		return s.abandoned(seq, ctx.Err())
+	}
+}
+
+// spinSlice bounds each stretch in which the spinning goroutine can't be
+// preempted.
+const spinSlice = 5 * time.Microsecond
+
+// spin looks at the word for at most d. pending reports that it was once seen
+// not reached.
+func (s *Stream) spin(ctx context.Context, seq uint64, d time.Duration) (seen, pending bool, err error) {
+	done := ctx.Done()
+	end := time.Duration(math.MaxInt64)
+	if d < time.Hour {
+		end = poller.Now() + d
+	}
+	for {
+		if !s.gate.enter() {
+			return false, pending, s.closedErr()
+		}
+		if err = s.watch.Err(); err == nil {
+			if !pending && !s.watch.Seen(seq) {
+				pending = true
+			}
+			seen = s.watch.Spin(seq, spinSlice)
+		}
+		s.gate.leave()
+		if seen || err != nil || poller.Now() >= end {
+			return seen, pending, err
+		}
+		select {
+		case <-done:
+			return false, pending, s.abandoned(seq, ctx.Err())
+		default:
+		}
+	}
+}
+
+// spinners is how many goroutines are looking at words themselves. Only as many
+// may as leave half of the processors to everybody else.
+var spinners atomic.Int32
+
+func acquireSpin() bool {
+	if spinners.Add(1) <= int32(max(1, runtime.GOMAXPROCS(0)/2)) {
+		return true
+	}
+	spinners.Add(-1)
+	return false
+}
+
+func releaseSpin() { spinners.Add(-1) }
+
+// confirmed makes sure that a reached word is success, on drivers where the
+// word alone does not prove it. The query runs on the confirmer's goroutine: one
+// that blocks must not hold the caller beyond the health tick's bound.
+func (s *Stream) confirmed(ctx context.Context, seq uint64) error {
+	if s.watch.Reached(seq) {
+		return nil
+	}
+	return s.d.confirmer.confirm(ctx, s, seq)
+}
+
+// waitBlocked is the wait of the block plan: the vendor's blocking wait, on
+// a goroutine of its own so that ctx can still end the wait.
+func (s *Stream) waitBlocked(ctx context.Context, seq uint64) error {
+	s.d.blocked.Add(1)
+	c := make(chan error, 1)
+	go func() {
+		if !s.gate.enter() {
+			c <- s.closedErr()
+			return
+		}
+		defer s.gate.leave()
+		c <- s.ds.Sync()
+	}()
+	select {
+	case err := <-c:
+		if err != nil {
+			return s.d.lost(err)
+		}
+	case <-s.d.failed:
+		return s.d.Err()
+	case <-ctx.Done():
+		return s.abandoned(seq, ctx.Err())
+	}
+	// The word may trail the driver's own status by a moment.
+	h := handles.Get().(*handle)
+	defer handles.Put(h)
+	h.wt.Look, h.wt.Early = 0, false
+	return s.park(ctx, h, seq)
+}
+
+// Point names what to wait for: the device reaching Seq on Stream.
+type Point struct {
+	Stream *Stream
+	Seq    uint64
+}
+
+// WaitAll waits until every point is reached. It returns the first error met;
+// see Stream.Wait for the errors. No points is no wait.
+func WaitAll(ctx context.Context, points ...Point) error {
+	for _, p := range points {
+		if err := p.Stream.Wait(ctx, p.Seq); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// anySink sends the index in User of each wait that ends. The channel has room
+// for all of them.
+type anySink chan anyDone
+
+type anyDone struct {
+	i   int
+	err error
+}
+
+func (a anySink) Complete(wt *poller.Wait, err error) { a <- anyDone{int(wt.User), err} }
+func (a anySink) Flush()                              {}
+
+// WaitAny waits until one of the points is reached or fails, and returns its
+// index in points, with its error if it failed. When ctx ends first, the index
+// is -1; so it is, with event.InvalidArgument, when there are no points. The
+// waits for the other points leave nothing behind.
+func WaitAny(ctx context.Context, points ...Point) (int, error) {
+	if len(points) == 0 {
+		return -1, event.New(event.InvalidArgument, "WaitAny", "no points to wait for")
+	}
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	for i, p := range points {
+		if err := p.Stream.check(p.Seq); err != nil {
+			return i, err
+		}
+	}
+	c := make(anySink, len(points))
+	waits := make([]poller.Wait, len(points))
+	defer func() {
+		for i := range waits {
+			waits[i].Cancel()
+		}
+	}()
+	for i, p := range points {
+		wt := &waits[i]
+		wt.Sink, wt.User = c, uint64(i)
+		wt.Look = p.Stream.d.pace().look(p.Stream)
+		if ok, err := p.Stream.Notify(wt, p.Seq); !ok {
+			return i, err
+		}
+	}
+	select {
+	case d := <-c:
+		return d.i, d.err
+	case <-ctx.Done():
+		return -1, ctx.Err()
+	}
+}

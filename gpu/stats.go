@@ -1,0 +1,56 @@
+package gpu
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/gpuline/gpuline/poller"
+)
+
+// Stats counts what a Device did since it was opened.
+type Stats struct {
+	Waiter   poller.Stats
+	Streams  int    // open streams, closed ones with work under way included
+	Marks    uint64 // sequence numbers handed out
+	Confirms uint64 // status queries made before a success was reported
+	Blocked  uint64 // waits spent in the vendor's blocking wait
+	Queries  uint64 // event queries of the status poller
+	Retained int    // buffers that device work may still use
+}
+
+// Stats returns the counters. Each is exact; together they are not a snapshot
+// of one instant.
+func (d *Device) Stats() Stats {
+	st := Stats{
+		Waiter: d.waiter.Stats(), Marks: d.marks.Load(), Confirms: d.confirms.Load(), Blocked: d.blocked.Load(),
+	}
+	if d.status != nil {
+		st.Queries = d.status.queries.Load()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	st.Streams = len(d.streams)
+	for s := range d.streams {
+		st.Retained += int(s.holds.Load())
+	}
+	return st
+}
+
+// Var returns the counters as an expvar.Var, which is anything with a String
+// method that returns JSON:
+//
+//	expvar.Publish("gpu", dev.Var())
+//
+// The library does not import expvar itself, because that brings net/http and
+// a handler on its default mux into every program.
+func (d *Device) Var() fmt.Stringer { return statsVar{d} }
+
+type statsVar struct{ d *Device }
+
+func (v statsVar) String() string {
+	b, err := json.Marshal(v.d.Stats())
+	if err != nil {
+		return "{}"
+	}
+	return string(b)
+}
