@@ -36,10 +36,14 @@ const (
 type Word struct{ v atomic.Uint64 }
 
 // Load returns the word's value with acquire ordering.
-func (w *Word) Load() uint64 { return w.v.Load() }
+func (w *Word) Load() uint64 {
+	v := w.v.Load()
+	raceAcquire(w)
+	return v
+}
 
 // Reached reports whether the word has reached target, with acquire ordering.
-func (w *Word) Reached(target uint64) bool { return Reached(w.v.Load(), target) }
+func (w *Word) Reached(target uint64) bool { return Reached(w.Load(), target) }
 
 // Zero sets the word to 0. Only its owner may call it, before any store to it
 // has been queued.
@@ -47,10 +51,15 @@ func (w *Word) Zero() { w.v.Store(0) }
 
 // Store stores v with release ordering. It is for devices made of software: the
 // host never stores into a word that hardware writes.
-func (w *Word) Store(v uint64) { w.v.Store(v) }
+func (w *Word) Store(v uint64) {
+	raceRelease(w)
+	w.v.Store(v)
+}
 
 // Atomic returns the word as an atomic, for a processor's park. The pointer
-// must not be used to write a word that a device writes.
+// must not be used to write a word that a device writes. Whoever sees the target
+// through it looks again with Load: the race detector sees no atomics outside
+// Go's memory, and Load makes up for that.
 func (w *Word) Atomic() *atomic.Uint64 { return &w.v }
 
 // Addr returns the word's address, for parks and drivers. The word must lie

@@ -10,7 +10,7 @@ import (
 // FromAddr is the one place where an address that a driver handed out becomes
 // lines. It returns the n/64 whole lines in the n bytes at addr, or an
 // InvalidArgument error when addr is 0 or not 64-byte aligned, or n holds no
-// whole line.
+// whole line or more than lies between addr and the end of memory.
 //
 // Soundness: the memory is the driver's, outside the Go heap, so the garbage
 // collector neither moves nor scans it, and the words hold no Go pointers. The
@@ -23,6 +23,8 @@ func FromAddr(addr uintptr, n int) ([]Line, error) {
 		return nil, event.New(event.InvalidArgument, "line memory", "address 0x"+strconv.FormatUint(uint64(addr), 16)+" is not 64-byte aligned")
 	case n < Size:
 		return nil, event.New(event.InvalidArgument, "line memory", strconv.Itoa(n)+" bytes hold no whole line of 64")
+	case uintptr(n) > -addr:
+		return nil, event.New(event.InvalidArgument, "line memory", strconv.Itoa(n)+" bytes reach beyond the end of memory")
 	}
 	// The conversion goes through a pointer to the uintptr so that vet, which
 	// can only think of Go's own heap here, need not be silenced (golang/go#58625).
