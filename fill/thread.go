@@ -1,0 +1,122 @@
+package fill
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/gpuline/gpuline/event"
+	"github.com/gpuline/gpuline/internal/asm"
+	"github.com/gpuline/gpuline/line"
+)
+
+const (
+	// slice bounds a stretch during which the run's context is not looked at, and
+	// one in assembly, which a stop-the-world waits for (golang/go#10958).
+	slice = 5 * time.Microsecond
+	// noSleep is what a kernel sleep costs at least: less is spent in a loop.
+	noSleep = 3 * time.Microsecond
+)
+
+// threadIdle sleeps in the kernel and parks in stages: the processor's park
+// instruction or a loop for spin, then naps in the kernel between looks. It works
+// on event.RealClock.
+type threadIdle struct {
+	clock     event.RealClock
+	park      asm.Park
+	spin, nap time.Duration
+	turn      int
+	rotate    bool // the park watches one line
+	lone      bool // only one P: let other goroutines have it before a nap
+	woken     atomic.Bool
+	sleeper   sleeper
+}
+
+func newThreadIdle(spin, nap time.Duration) *threadIdle {
+	if spin == 0 {
+		spin = defaultSpin
+	}
+	if nap == 0 {
+		nap = defaultNap
+	}
+	p, _ := asm.Probe()
+	return &threadIdle{park: p, rotate: p.Hardware(), spin: max(spin, 0), nap: max(nap, time.Microsecond), lone: runtime.GOMAXPROCS(0) == 1}
+}
+
+func (i *threadIdle) enter() { i.sleeper.enter() }
+func (i *threadIdle) leave() { i.sleeper.leave() }
+
+// Wake implements Waker.
+func (i *threadIdle) Wake() {
+	i.woken.Store(true)
+	i.sleeper.wake()
+}
+
+// SleepUntil implements Idle.
+func (i *threadIdle) SleepUntil(t time.Duration) {
+	for !i.woken.Load() {
+		left := t - i.clock.Now()
+		switch {
+		case left <= 0:
+			return
+		case left < noSleep:
+			asm.Pause()
+		default:
+			i.kernel(left)
+		}
+	}
+}
+
+// kernel sleeps for left, or until Wake.
+func (i *threadIdle) kernel(left time.Duration) {
+	if i.lone {
+		// The P stays with a thread in a system call until the runtime's monitor
+		// takes it away, which may need 10 ms: with only one P nothing else would
+		// run, perhaps not even the goroutine that the wait is for.
+		runtime.Gosched()
+	}
+	i.sleeper.sleep(left)
+}
+
+// Park implements Idle.
+func (i *threadIdle) Park(lines []*Watch, since, until time.Duration) {
+	now := i.clock.Now()
+	for end := min(after(since, i.spin), until); now < end; now = i.clock.Now() {
+		if i.woken.Load() || i.hold(lines, min(slice, end-now)) {
+			return
+		}
+	}
+	for ; now < until; now = i.clock.Now() {
+		if i.woken.Load() || changed(lines) {
+			return
+		}
+		nap := min(max((now-since)/8, i.nap/8, time.Microsecond), i.nap)
+		i.SleepUntil(min(now+nap, until))
+	}
+}
+
+// hold keeps the processor for at most d, and reports whether a word changed.
+func (i *threadIdle) hold(lines []*Watch, d time.Duration) bool {
+	if i.rotate {
+		i.turn++
+		w := lines[i.turn%len(lines)]
+		return i.park.WithSlice(d).WaitLine(words(w.Line), &w.Seen, d) || changed(lines)
+	}
+	for end := i.clock.Now() + d; ; {
+		if changed(lines) {
+			return true
+		}
+		if i.clock.Now() >= end {
+			return false
+		}
+		asm.Pause()
+	}
+}
+
+// words is the line as package asm takes it. Sound because line.Line is an array
+// of eight line.Word, each a struct of one atomic.Uint64 and nothing else; the
+// test of this file fails when that changes.
+func words(l *line.Line) *[line.Words]atomic.Uint64 {
+	return (*[line.Words]atomic.Uint64)(unsafe.Pointer(l))
+}

@@ -1,0 +1,204 @@
+package fill
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpuline/gpuline/line"
+)
+
+// The heap gives out its entries in order, whatever was removed in between.
+func TestWaitHeap(t *testing.T) {
+	rng := rand.New(rand.NewPCG(rand.Uint64(), 1))
+	for range 200 {
+		var h waitHeap
+		var all []entry
+		for seq := range uint64(200) {
+			if len(all) > 0 && rng.IntN(3) == 0 {
+				i := rng.IntN(len(all))
+				task := all[i].t
+				if h[task.at[inTimers]].t != task {
+					t.Fatal("a task does not know its place")
+				}
+				h.remove(inTimers, int(task.at[inTimers]))
+				if task.at[inTimers] != -1 {
+					t.Fatal("a task removed still has a place")
+				}
+				all = slices.Delete(all, i, i+1)
+				continue
+			}
+			e := entry{rng.Uint64N(50), seq, &Task{}}
+			all = append(all, e)
+			h.push(inTimers, e)
+		}
+		slices.SortFunc(all, func(a, b entry) int {
+			if a.before(&b) {
+				return -1
+			}
+			return 1
+		})
+		for _, want := range all {
+			if h[0] != want {
+				t.Fatalf("got key %d, want %d", h[0].key, want.key)
+			}
+			h.remove(inTimers, 0)
+		}
+		if len(h) != 0 {
+			t.Fatal("entries left")
+		}
+	}
+}
+
+// A run does not remember every line that it ever waited for.
+func TestLinesAreForgotten(t *testing.T) {
+	m, err := line.Map(3*keptLines, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	var w waits
+	task := &Task{at: [heapKinds]int32{-1, -1, -1}}
+	for i := range m.Lines {
+		w.add(task, line.Descriptor{Line: &m.Lines[i], Target: 1}, never, 0, 0)
+		w.drop(task)
+	}
+	if len(w.lines) > keptLines+1 || len(w.active) != 0 || len(w.hot) != 0 {
+		t.Errorf("%d lines, %d active, %d hot", len(w.lines), len(w.active), len(w.hot))
+	}
+	spare := len(w.spare)
+	for range 100 {
+		w.add(task, line.Descriptor{Line: &m.Lines[2*keptLines], Target: 1}, never, 0, 0)
+		w.drop(task)
+	}
+	if len(w.spare) > spare+1 {
+		t.Errorf("%d spare lines, were %d", len(w.spare), spare)
+	}
+}
+
+// words relies on the layout of line.Line.
+func TestWords(t *testing.T) {
+	var l line.Line
+	for i := range l {
+		l[i].Store(uint64(i) + 1)
+		if v := words(&l)[i].Load(); v != uint64(i)+1 {
+			t.Errorf("word %d reads %d", i, v)
+		}
+	}
+}
+
+// The default idle notices a store to any line, with the park that goes round
+// the lines and with the loop that looks at all.
+func TestThreadIdleNotices(t *testing.T) {
+	const lines = 9
+	m, err := line.Map(lines, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for _, rotate := range []bool{false, true} {
+		for _, spin := range []time.Duration{-1, time.Hour} {
+			idle := newThreadIdle(spin, 0)
+			idle.rotate = rotate
+			watches := make([]*Watch, lines)
+			for i := range watches {
+				watches[i] = &Watch{Line: &m.Lines[i]}
+			}
+			for i := range lines * line.Words {
+				for j := range watches {
+					for k := range line.Words {
+						watches[j].Seen[k] = m.Lines[j][k].Load()
+					}
+				}
+				stored := make(chan struct{})
+				go func() {
+					w := &m.Lines[i/line.Words][i%line.Words]
+					w.Store(w.Load() + 1)
+					close(stored)
+				}()
+				start := idle.clock.Now()
+				idle.Park(watches, start, start+time.Hour) // returns, or the test times out
+				if !changed(watches) {
+					t.Fatalf("rotate %v, spin %v: the park ended for no reason", rotate, spin)
+				}
+				<-stored
+			}
+			start := idle.clock.Now()
+			for j := range watches {
+				for k := range line.Words {
+					watches[j].Seen[k] = m.Lines[j][k].Load()
+				}
+			}
+			idle.Park(watches, start, start+300*time.Microsecond)
+			if idle.clock.Now() < start+300*time.Microsecond {
+				t.Errorf("rotate %v, spin %v: a park without a store ended before its bound", rotate, spin)
+			}
+		}
+	}
+}
+
+// A park on one line looks at the others after each slice.
+func TestParkLooksAtOtherLines(t *testing.T) {
+	ls := make([]line.Line, 3)
+	watches := []*Watch{{Line: &ls[0]}, {Line: &ls[1]}, {Line: &ls[2]}}
+	idle := newThreadIdle(0, 0)
+	idle.rotate = true
+	parked := map[int]bool{}
+	for range ls {
+		if idle.hold(watches, time.Microsecond) {
+			t.Fatal("nothing was stored")
+		}
+		parked[idle.turn%len(ls)] = true
+	}
+	if len(parked) != len(ls) {
+		t.Errorf("parked on %d of %d lines in as many slices", len(parked), len(ls))
+	}
+	ls[1][3].Store(1)
+	for range ls {
+		if !idle.hold(watches, time.Microsecond) {
+			t.Errorf("a slice on line %d did not notice the store to line 1", idle.turn%len(ls))
+		}
+	}
+}
+
+func TestThreadIdleSleeps(t *testing.T) {
+	idle := newThreadIdle(0, 0)
+	idle.enter()
+	defer idle.leave()
+	for _, d := range []time.Duration{0, 1, time.Microsecond, 50 * time.Microsecond, 3 * time.Millisecond} {
+		start := idle.clock.Now()
+		idle.SleepUntil(start + d)
+		if took := idle.clock.Now() - start; took < d {
+			t.Errorf("slept %v, want %v", took, d)
+		}
+	}
+}
+
+// Wake ends a sleep or park under way and all later ones.
+func TestThreadIdleWakes(t *testing.T) {
+	var l line.Line
+	for _, wait := range []func(*threadIdle){
+		func(i *threadIdle) { i.SleepUntil(i.clock.Now() + time.Hour) },
+		func(i *threadIdle) {
+			now := i.clock.Now()
+			i.Park([]*Watch{{Line: &l}}, now, now+time.Hour)
+		},
+		func(i *threadIdle) {
+			i.spin = time.Hour
+			now := i.clock.Now()
+			i.Park([]*Watch{{Line: &l}}, now, now+time.Hour)
+		},
+	} {
+		idle := newThreadIdle(-1, time.Hour)
+		done := make(chan struct{})
+		go func() {
+			wait(idle) // returns, or the test times out
+			wait(idle)
+			close(done)
+		}()
+		time.Sleep(time.Millisecond)
+		idle.Wake()
+		<-done
+	}
+}
