@@ -4,7 +4,37 @@ import (
 	"time"
 
 	"github.com/gpuline/gpuline/event"
+	"github.com/gpuline/gpuline/plan"
 )
+
+// Run spends one wait on the calling goroutine as the plan says, and reports how
+// it went. sleep is how long to sleep before the first look, the estimator's
+// answer for this wait; 0 means not at all. The plan should be a resolved one: a
+// park on a machine or driver without it is whatever port.Park makes of it.
+//
+//   - block: only port.Block, the vendor's blocking wait.
+//   - else one query; done is an immediate wait.
+//   - a plan that looks at the word arms it.
+//   - with a sleep: sleep to start + sleep, then query; done is a late wait.
+//   - poll: port.Poll to the end. flag: parks on the word of at most park_us with
+//     a query every backstop_us, then port.Poll to the end. staged and park: the
+//     same for spin_us, then naps of nap_us on the clock with a look at the word
+//     (port.Park(0)) after each.
+//
+// Success is never reported before a query or the blocking wait said so, and an
+// error of the port ends the wait and is returned unchanged. Run blocks, knows no
+// context and may be called from many goroutines with a port each. Record the
+// report with plan.Point.Observe.
+func Run(p plan.Plan, sleep time.Duration, port event.Port, clock event.Clock) (event.Report, error) {
+	s := spend{
+		block: p.Kind() == plan.Block, word: p.Word(),
+		park: p.Park(), spin: p.Spin(), nap: p.Nap(), backstop: p.Backstop(),
+	}
+	if p.Kind() == plan.Staged {
+		s.park = s.spin // the loop on the word has no other bound
+	}
+	return run(s, sleep, port, clock)
+}
 
 // spend is what a plan comes down to for one wait.
 type spend struct {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuline/gpuline/event"
+	"github.com/gpuline/gpuline/plan"
 )
 
 // scripted is a port on virtual time: the work is done at doneAt, the word is
@@ -152,5 +153,57 @@ func TestRun(t *testing.T) {
 				t.Errorf("calls\n %v, want\n %v", c.port.log, c.log)
 			}
 		})
+	}
+}
+
+// The plans' texts come down to what run is told.
+func TestRunPlans(t *testing.T) {
+	for text, want := range map[string][]string{
+		"block":                            {"block@0s"},
+		"poll":                             {"query@0s", "poll@0s"},
+		"flag:park_us=100,backstop_us=150": {"query@0s", "arm@0s", "park 100µs@0s", "park 50µs@100µs", "query@150µs", "park 100µs@150µs", "poll@200µs"},
+		"staged:spin_us=30,nap_us=70,backstop_us=150": {"query@0s", "arm@0s", "park 30µs@0s", "park 0s@100µs", "park 0s@150µs", "query@150µs", "park 0s@220µs", "poll@220µs"},
+		"park:park_us=20,spin_us=30,nap_us=70,backstop_us=150": {
+			"query@0s", "arm@0s", "park 20µs@0s", "park 10µs@20µs", "park 0s@100µs", "park 0s@150µs", "query@150µs", "park 0s@220µs", "poll@220µs"},
+	} {
+		p, err := plan.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clock := event.NewManualClock()
+		port := &scripted{c: clock, doneAt: 200 * us, storeAt: 200 * us}
+		if _, err := Run(p, 0, port, clock); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+		if !slices.Equal(port.log, want) {
+			t.Errorf("%s: calls\n %v, want\n %v", text, port.log, want)
+		}
+	}
+}
+
+// The estimator's sleep, run after run: it comes down to the fastest wait less
+// the margin, and a late wake lowers it.
+func TestRunWithEstimator(t *testing.T) {
+	p, err := plan.Parse("poll+predict:margin_us=150,min_sleep_us=20,max_sleep_us=50000,window=8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pr, _ := p.Prediction()
+	point := plan.NewEstimator[string](pr).Point("decode")
+	for i, c := range []struct{ takes, sleep time.Duration }{
+		{1000 * us, 0}, {900 * us, 850 * us}, {1100 * us, 750 * us}, {500 * us, 750 * us}, {1000 * us, 225 * us}, // after a late wake at 750: min(750, 900)/2 - 150
+	} {
+		if got := point.Sleep(); got != c.sleep {
+			t.Errorf("wait %d sleeps %v, want %v", i, got, c.sleep)
+		}
+		clock := event.NewManualClock()
+		r, err := Run(p, point.Sleep(), &scripted{c: clock, doneAt: c.takes}, clock)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if late := c.takes <= c.sleep; late != (r.Outcome == event.Late) {
+			t.Errorf("wait %d: outcome %v", i, r.Outcome)
+		}
+		point.Observe(r)
 	}
 }
