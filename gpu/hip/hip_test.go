@@ -295,6 +295,27 @@ func TestCapture(t *testing.T) {
 	}
 }
 
+// Whatever capture mode the thread had, it has after a query.
+func TestCaptureModeRestored(t *testing.T) {
+	d, ctl := open(t)
+	s := stream(t, d)
+	mode := must[uintptr](t)(d.AllocHost(8))
+	defer func() { check(t, d.FreeHost(mode)) }()
+	word := (*[1]uint32)(*(*unsafe.Pointer)(unsafe.Pointer(&mode)))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for _, m := range []uint32{1, 2, 0} {
+		word[0] = m
+		ctl.Call("hipThreadExchangeStreamCaptureMode", mode)
+		check(t, d.Status())
+		_, err := s.Query()
+		check(t, err)
+		if got := ctl.Get("capture_mode"); got != int64(m) {
+			t.Errorf("mode %d became %d", m, got)
+		}
+	}
+}
+
 // Without hipThreadExchangeStreamCaptureMode the calls still work.
 func TestWithoutCaptureModeExchange(t *testing.T) {
 	d, _ := open(t, "hipThreadExchangeStreamCaptureMode")

@@ -183,6 +183,22 @@ func TestManyStreams(t *testing.T) {
 	wg.Wait()
 }
 
+// The number that is signalled needs all 64 bits sooner or later.
+func TestWideSignal(t *testing.T) {
+	d, ctl := open(t)
+	l, host := page(t, d)
+	s := stream(t, d)
+	s.next = 1<<40 - 1
+	ctl.Set("hold", 1)
+	check(t, s.Store(host, 0, 1))
+	s.next = 1<<41 - 1
+	check(t, s.Store(host, 0, 2))
+	ctl.Set("hold", 0)
+	wait(t, "the word", func() bool { return l.Word(line.Slot{}).Reached(2) })
+	check(t, s.Sync())
+	check(t, d.Status())
+}
+
 func TestEvents(t *testing.T) {
 	d, ctl := open(t)
 	s := stream(t, d)
