@@ -276,9 +276,9 @@ func (k *Kernel) set(i int, arg any) error {
 }
 
 // Gate queues a gate: work behind it waits until open is called. Status 0 opens
-// it; a negative status makes it, and at least the work already queued behind it,
-// fail with that status in the first place and event status -1 or -14 behind it.
-// Other statuses are event.InvalidArgument, and so is a second call.
+// it. A negative status makes it fail, and with it the work already queued behind
+// it: what a broken device looks like, for tests. Other statuses are
+// event.InvalidArgument, and so is a second call.
 //
 // A gate that is never opened keeps its queue for ever: Sync and Settle do not
 // return, and Device.Close gives the queue up.
@@ -300,20 +300,35 @@ func (s *Stream) Gate() (open func(status int32) error, err error) {
 		call1(s.a.releaseEvent, user)
 		return nil, err
 	}
-	a := s.a
-	var mu sync.Mutex
-	return func(status int32) error {
-		if status > 0 {
-			return event.New(event.InvalidArgument, "gate status "+strconv.Itoa(int(status)), "want 0 or a negative number")
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if user == 0 {
-			return event.New(event.InvalidArgument, "gate", "it was opened before")
-		}
-		rc := call(a.setUserEventStatus, user, uintptr(uint32(status)))
-		call1(a.releaseEvent, user)
-		user = 0
-		return backend("clSetUserEventStatus", rc)
-	}, nil
+	return (&gate{s: s, user: user}).open, nil
+}
+
+type gate struct {
+	s    *Stream
+	mu   sync.Mutex
+	user uintptr // 0 once opened
+}
+
+func (g *gate) open(status int32) error {
+	if status > 0 {
+		return event.New(event.InvalidArgument, "gate status "+strconv.Itoa(int(status)), "want 0 or a negative number")
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.user == 0 {
+		return event.New(event.InvalidArgument, "gate", "it was opened before")
+	}
+	if status < 0 {
+		// PoCL 3.1 crashes when a command is queued, to the same queue, while
+		// another one fails. (Opening is safe, and must not wait for an enqueue
+		// that waits for the gate.)
+		g.s.enq.Lock()
+		defer g.s.enq.Unlock()
+		g.s.st.Lock()
+		defer g.s.st.Unlock()
+	}
+	rc := call(g.s.a.setUserEventStatus, g.user, uintptr(uint32(status)))
+	call1(g.s.a.releaseEvent, g.user)
+	g.user = 0
+	return backend("clSetUserEventStatus", rc)
 }
