@@ -209,12 +209,13 @@ func (p Prediction) String() string {
 	return b.String()
 }
 
-// sleep returns how long to sleep before work that is predicted to take d.
+// sleep returns how long to sleep before work that is predicted to take d, d >= 0.
 func (p Prediction) sleep(d time.Duration) time.Duration {
-	if p.window == 0 || d <= p.margin || d-p.margin < p.minSleep {
+	d -= p.margin // neither is negative: no overflow
+	if d < p.minSleep {
 		return 0
 	}
-	return min(d-p.margin, p.maxSleep)
+	return min(d, p.maxSleep)
 }
 
 func micros(d time.Duration) uint64 { return uint64(d / time.Microsecond) }
