@@ -96,7 +96,12 @@ __kernel void put(__global uint *p, uint v, uint spin) {
 	uint x = v;
 	for (uint i = 0; i < spin; i++) x = x * 1664525u + 1013904223u;
 	// Always v, but the compiler can't know that the loop has no effect.
-	p[get_global_id(0)] = x == 0x7f4a7c15u && spin == 0xffffffffu ? x : v;
+	p[get_global_id(0)] = spin == 0xffffffffu ? x : v;
+}
+__kernel void bytes(__global uchar *p, uchar v, uint spin) {
+	uint x = v;
+	for (uint i = 0; i < spin; i++) x = x * 1664525u + 1013904223u;
+	p[get_global_id(0)] = spin == 0xffffffffu ? x : v;
 }
 __kernel void div(__global int *p, int d) { p[get_global_id(0)] = p[get_global_id(0) + 64] / d; }
 __kernel void sum(__global const uint *in, __global ulong *out, __local ulong *tmp, uint n) {
