@@ -154,6 +154,37 @@ func TestHostAddressIsNoDeviceAddress(t *testing.T) {
 	ctl.Set("violations", 0)
 }
 
+// Page-locked memory that does not begin on a page boundary, as small
+// allocations may, is asked for again with room for whole pages.
+func TestUnalignedHostMemory(t *testing.T) {
+	d, ctl := open(t)
+	ctl.Set("unaligned", 1)
+	page := uintptr(os.Getpagesize())
+	for _, n := range []int{1, int(page), int(page) + 1} {
+		host := must[uintptr](t)(d.AllocHost(n))
+		if host%page != 0 {
+			t.Errorf("AllocHost(%d) = %#x", n, host)
+		}
+		if k := ctl.Get("pinned"); k != 1 {
+			t.Errorf("%d allocations, want 1", k)
+		}
+		dev := must[uint64](t)(d.DeviceAddr(host))
+		lines := must[[]line.Line](t)(line.FromAddr(host, (n+line.Size-1)/line.Size*line.Size))
+		w := lines[len(lines)-1].Word(line.Slot{})
+		s := stream(t, d)
+		check(t, s.Store(0, dev+uint64(w.Addr()-host), 77))
+		check(t, s.Sync())
+		if w.Load() != 77 {
+			t.Errorf("the last line's word holds %d", w.Load())
+		}
+		check(t, d.FreeHost(host))
+	}
+	ctl.Set("fail:cuMemHostAlloc", 2)
+	_, err := d.AllocHost(1)
+	want(t, err, event.Backend, 2)
+	ctl.Set("fail:cuMemHostAlloc", 0)
+}
+
 // The stand-in finds the worst mistake of all, freeing a page that a store is
 // still queued for, without being hurt by it.
 func TestStandinFindsEarlyFree(t *testing.T) {
@@ -887,7 +918,7 @@ func TestUseAfterClose(t *testing.T) {
 		"Retain":      d.Retain(),
 		"Release":     d.Release(),
 		"Status":      d.Status(),
-		"Store":       s.Store(0, 0, 1),
+		"Store":       s.Store(0, 8, 1),
 		"Sync":        s.Sync(),
 		"Call":        d.Call("cuCtxSynchronize"),
 		"Query":       second(s.Query()),

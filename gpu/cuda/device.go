@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"os"
 	"sync"
 	"sync/atomic"
 
@@ -20,6 +21,8 @@ type Device struct {
 
 	mu   sync.Mutex
 	refs atomic.Int32 // references on the primary context held here; written with mu held
+
+	bases map[uintptr]uintptr // by page address: the allocation, where the two differ
 
 	gate  clib.Gate // of the open Device; the domain may outlive it
 	probe uintptr   // a stream that is never given work, for Status
@@ -86,7 +89,8 @@ func (d *Device) alive() error {
 // AllocHost allocates page-locked host memory that every context can use and
 // that is mapped into the device's address space (cuMemHostAlloc with
 // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP; not write-combined, since
-// the host reads it).
+// the host reads it). The memory is whole pages: the reference promises no
+// alignment, and nobody else's data may lie in a page that the device writes.
 func (d *Device) AllocHost(n int) (uintptr, error) {
 	if n < 1 {
 		return 0, event.New(event.InvalidArgument, "cuda host memory", "want at least one byte")
@@ -96,18 +100,52 @@ func (d *Device) AllocHost(n int) (uintptr, error) {
 	}
 	f := clib.Get()
 	defer f.Put()
-	st := d.do(f, d.api.memHostAlloc, f.At(0), uintptr(n), hostAllocPortable|hostAllocDeviceMap)
-	if st != 0 {
-		return 0, d.api.fault("cuMemHostAlloc", st)
+	page := uintptr(os.Getpagesize())
+	alloc := func(size uintptr) (uintptr, error) {
+		st := d.do(f, d.api.memHostAlloc, f.At(0), size, hostAllocPortable|hostAllocDeviceMap)
+		return uintptr(f.Out[0]), d.api.fault("cuMemHostAlloc", st)
 	}
-	return uintptr(f.Out[0]), nil
+	size := (uintptr(n) + page - 1) &^ (page - 1)
+	host, err := alloc(size)
+	if err != nil || host%page == 0 {
+		return host, err
+	}
+	if err := d.api.teardown("cuMemFreeHost", d.do(f, d.api.memFreeHost, host)); err != nil {
+		return 0, err
+	}
+	base, err := alloc(size + page)
+	if err != nil {
+		return 0, err
+	}
+	host = (base + page - 1) &^ (page - 1)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.bases == nil {
+		d.bases = map[uintptr]uintptr{}
+	}
+	d.bases[host] = base
+	return host, nil
+}
+
+// base returns the allocation that begins at or before the page at host.
+func (d *Device) base(host uintptr, forget bool) uintptr {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	base, ok := d.bases[host]
+	if !ok {
+		return host
+	}
+	if forget {
+		delete(d.bases, host)
+	}
+	return base
 }
 
 // FreeHost frees what AllocHost returned (cuMemFreeHost).
 func (d *Device) FreeHost(host uintptr) error {
 	f := clib.Get()
 	defer f.Put()
-	return d.api.teardown("cuMemFreeHost", d.do(f, d.api.memFreeHost, host))
+	return d.api.teardown("cuMemFreeHost", d.do(f, d.api.memFreeHost, d.base(host, true)))
 }
 
 // DeviceAddr asks for the device's address of page-locked memory
@@ -117,12 +155,13 @@ func (d *Device) DeviceAddr(host uintptr) (uint64, error) {
 	if err := d.alive(); err != nil {
 		return 0, err
 	}
+	base := d.base(host, false)
 	f := clib.Get()
 	defer f.Put()
-	if st := d.do(f, d.api.memHostDevPtr, f.At(0), host, 0); st != 0 {
+	if st := d.do(f, d.api.memHostDevPtr, f.At(0), base, 0); st != 0 {
 		return 0, d.api.fault("cuMemHostGetDevicePointer", st)
 	}
-	return f.Out[0], nil
+	return f.Out[0] + uint64(host-base), nil
 }
 
 // Settle waits for everything that is queued on the context

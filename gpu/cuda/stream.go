@@ -106,6 +106,9 @@ func (s *Stream) call(name string, fn uintptr, args ...uintptr) error {
 // Store queues a 64-bit write of value to the device address dev
 // (cuStreamWriteValue64).
 func (s *Stream) Store(_ uintptr, dev uint64, value uint64) error {
+	if dev == 0 || dev%8 != 0 { // so that nothing was queued when this is the error
+		return event.New(event.InvalidArgument, "cuda word", "want a device address that is a multiple of 8")
+	}
 	return s.call("cuStreamWriteValue64", s.dev.api.writeValue, s.handle, uintptr(dev), uintptr(value), writeValueDefault)
 }
 

@@ -1,6 +1,7 @@
 package hip
 
 import (
+	"os"
 	"sync"
 	"sync/atomic"
 
@@ -78,7 +79,9 @@ func (d *Device) alive() error {
 
 // AllocHost allocates page-locked host memory that every device can use, mapped
 // into the device's address space and fine-grained (hipHostMalloc with
-// hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent).
+// hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent). Whole
+// pages, for nobody else's data may lie in a page that the device writes; HIP
+// documents a granularity of 4 KB.
 func (d *Device) AllocHost(n int) (uintptr, error) {
 	if n < 1 {
 		return 0, event.New(event.InvalidArgument, "hip host memory", "want at least one byte")
@@ -88,7 +91,9 @@ func (d *Device) AllocHost(n int) (uintptr, error) {
 	}
 	f := clib.Get()
 	defer f.Put()
-	st := d.do(f, d.api.hostMalloc, f.At(0), uintptr(n), hostMallocPortable|hostMallocMapped|hostMallocCoherent)
+	page := uintptr(os.Getpagesize())
+	size := (uintptr(n) + page - 1) &^ (page - 1)
+	st := d.do(f, d.api.hostMalloc, f.At(0), size, hostMallocPortable|hostMallocMapped|hostMallocCoherent)
 	if st != 0 {
 		return 0, d.api.fault("hipHostMalloc", st)
 	}

@@ -449,7 +449,7 @@ func TestUseAfterClose(t *testing.T) {
 		"Retain":      d.Retain(),
 		"Release":     d.Release(),
 		"Status":      d.Status(),
-		"Store":       s.Store(0, 0, 1),
+		"Store":       s.Store(0, 8, 1),
 		"Sync":        s.Sync(),
 		"Call":        d.Call("hipDeviceSynchronize"),
 		"Query":       second(s.Query()),
@@ -781,7 +781,7 @@ func TestLastErrorIsLeftClean(t *testing.T) {
 	if done, err := s.Query(); done || err != nil {
 		t.Errorf("Query: %v, %v", done, err)
 	}
-	want(t, s.Store(0, 8, 1), event.Backend, 1)
+	want(t, s.Store(0, 8, 1), event.Backend, 1) // an address that is nobody's
 	if st := ctl.Call("hipPeekAtLastError"); st != 0 {
 		t.Errorf("the thread's last error is left at %d", st)
 	}

@@ -37,6 +37,7 @@ type Stream struct {
 	pending []mark    // in order of n
 	done    uint64    // every mark up to here is settled
 	last    id        // the newest command buffer, owned
+	lastN   uint64    // and what it signals
 	running bool      // the goroutine runs
 	closing bool
 	kick    chan struct{} // pending or closing changed
@@ -135,7 +136,7 @@ func (s *Stream) mark(f *clib.Frame, word *line.Word, value uint64) (n uint64, c
 	o.send(f, cb, selRetain) // for last
 	s.mu.Lock()
 	old := s.last
-	s.last = cb
+	s.last, s.lastN = cb, n
 	s.pending = append(s.pending, mark{n, word, value, cb})
 	start := !s.running
 	s.running = true
@@ -312,7 +313,7 @@ func (s *Stream) Query() (bool, error) {
 	f := clib.Get()
 	defer f.Put()
 	o := s.dev.objc
-	cb := s.newest(f)
+	n, cb := s.newest(f)
 	if cb == 0 {
 		// A mark that is being committed right now is as good as one of ours, and
 		// waiting for it could mean waiting for the device.
@@ -321,23 +322,35 @@ func (s *Stream) Query() (bool, error) {
 		}
 		defer s.commit.Unlock()
 		var err error
-		if _, cb, err = s.mark(f, nil, 0); err != nil {
+		if n, cb, err = s.mark(f, nil, 0); err != nil {
 			return false, err
 		}
 		o.send(f, cb, selRetain)
 	}
 	defer o.release(f, cb)
-	return o.status(f, cb)
+	return s.query(f, n, cb)
 }
 
-// newest returns the newest command buffer with a reference of the caller, or 0.
-func (s *Stream) newest(f *clib.Frame) id {
+// query reports whether a mark is done, its stores included.
+func (s *Stream) query(f *clib.Frame, n uint64, cb id) (bool, error) {
+	done, err := s.dev.objc.status(f, cb)
+	if done {
+		s.mu.Lock()
+		done = line.Reached(s.done, n)
+		s.mu.Unlock()
+	}
+	return done, err
+}
+
+// newest returns the newest mark's number and its command buffer, with a
+// reference of the caller, or 0.
+func (s *Stream) newest(f *clib.Frame) (uint64, id) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.last != 0 {
 		s.dev.objc.send(f, s.last, selRetain)
 	}
-	return s.last
+	return s.lastN, s.last
 }
 
 // Sync waits for all work that is committed to the queue (waitUntilCompleted on
@@ -425,23 +438,24 @@ func (s *Stream) Record() (driver.Event, error) {
 	defer f.Put()
 	s.commit.Lock()
 	defer s.commit.Unlock()
-	_, cb, err := s.mark(f, nil, 0)
+	n, cb, err := s.mark(f, nil, 0)
 	if err != nil {
 		return nil, err
 	}
 	s.dev.objc.send(f, cb, selRetain)
-	return &recorded{objc: s.dev.objc, cb: cb}, nil
+	return &recorded{stream: s, n: n, cb: cb}, nil
 }
 
-// recorded is a mark's command buffer.
+// recorded is a mark.
 type recorded struct {
-	objc *objc
-	cb   id
-	gate clib.Gate
+	stream *Stream
+	n      uint64
+	cb     id // owned
+	gate   clib.Gate
 }
 
-// Query reports whether the work before the event is done, or the error of the
-// event's own command buffer.
+// Query reports whether the work before the event is done, its stores included,
+// or the error of the event's own command buffer.
 func (e *recorded) Query() (bool, error) {
 	ok := e.gate.Enter()
 	defer e.leave()
@@ -450,7 +464,7 @@ func (e *recorded) Query() (bool, error) {
 	}
 	f := clib.Get()
 	defer f.Put()
-	return e.objc.status(f, e.cb)
+	return e.stream.query(f, e.n, e.cb)
 }
 
 // Release releases the command buffer.
@@ -469,5 +483,5 @@ func (e *recorded) leave() {
 func (e *recorded) destroy() {
 	f := clib.Get()
 	defer f.Put()
-	e.objc.release(f, e.cb)
+	e.stream.dev.objc.release(f, e.cb)
 }

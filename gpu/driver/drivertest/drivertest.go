@@ -39,6 +39,10 @@ type Options struct {
 	// Poison makes work of the stream fail: work queued so far, work queued by
 	// Poison, or the next thing queued. No test runs after it.
 	Poison func(s driver.Stream) error
+	// PoisonOrdinal is the device that the failure test opens, where opening a
+	// device twice gives two handles on one context and a failure of one would
+	// break the other. 0 stands for Ordinal.
+	PoisonOrdinal int
 	// Foreign makes a stream in d's domain with code that is not the driver's, and
 	// returns its handle. It registers its own clean-up with t.
 	Foreign func(t testing.TB, d driver.Device) (handle uintptr)
@@ -463,7 +467,7 @@ func (s *suite) storeBehindWork(t *testing.T) {
 	s.needStores(t)
 	s.needMemory(t)
 	p, st := newPage(t, s.dev), stream(t, s.dev)
-	for _, n := range []int{1, 64, 5000, 256 << 10} {
+	for _, n := range []int{1, 64, 5000, 64 << 10} {
 		m, buf := alloc(t, s.dev, n), hostBytes(t, s.dev, n)
 		for r := range uint64(20) {
 			p.word(0).Zero() // nothing is queued

@@ -186,9 +186,17 @@ func (c *Control) Get(name string) int64 {
 // Violation describes the last misuse that the library saw, "" for none.
 func (c *Control) Violation() string { return clib.String(c.Call("standin_violation")) }
 
-// Fault makes what is queued next on the stream fail as a kernel with a bad
-// pointer does. Spin queues work of that length.
+// Fault queues work on the stream that fails as a kernel with a bad pointer
+// does; on a Metal queue, where failed work leaves no trace, it makes all later
+// command buffers fail.
 func (c *Control) Fault(stream uintptr) { c.Call("standin_fault", stream) }
+
+// Gate queues work on the stream that stays pending until open is called, which
+// must happen exactly once.
+func (c *Control) Gate(stream uintptr) (open func()) {
+	g := c.Call("standin_gate", stream)
+	return func() { c.Call("standin_open", g) }
+}
 
 // Spin queues ns nanoseconds of work on the stream.
 func (c *Control) Spin(stream uintptr, ns uint64) { c.Call("standin_spin", stream, uintptr(ns)) }

@@ -73,7 +73,7 @@ typedef struct event {
 	int captured;
 } event;
 
-enum op { OP_NOP, OP_STORE, OP_EVENT, OP_COPY, OP_FILL, OP_SPIN, OP_FILL32, OP_FAULT, OP_HOST };
+enum op { OP_NOP, OP_STORE, OP_EVENT, OP_COPY, OP_FILL, OP_SPIN, OP_FILL32, OP_FAULT, OP_HOST, OP_GATE };
 
 typedef struct item {
 	struct item *next;
@@ -86,6 +86,7 @@ typedef struct item {
 	event *ev;
 	void (*host)(void *);
 	void *data;
+	int *gate;         /* opened when 1 */
 } item;
 
 typedef struct stream {
@@ -107,8 +108,8 @@ typedef struct stream {
 typedef struct mem {
 	struct mem *next;
 	ctx *c;
-	char *host;
-	size_t n;
+	char *base, *host; /* what is mapped, what was handed out */
+	size_t mapped, n;
 	int pinned;        /* page-locked host memory, else device memory */
 } mem;
 
@@ -170,6 +171,8 @@ static struct setting {
 	{"v1_memops", 0, 0},              /* the old stream write works (the kernel module parameter is set) */
 #define S_COUNT_STATUS 17
 	{"count_status", 0, 0},           /* what the device count call answers */
+#define S_UNALIGNED 18
+	{"unaligned", 0, 0},              /* page-locked memory does not begin on a page boundary */
 	{NULL, 0, 0},
 };
 #define SET(i) (settings[i].value)
@@ -379,6 +382,9 @@ static void *worker(void *p)
 		while (SET(S_HOLD))
 			pthread_cond_wait(&changed, &mu);
 		item *it = s->head;
+		while (it->gate && !*it->gate)
+			pthread_cond_wait(&changed, &mu);
+		free(it->gate);
 		execute(s, it);
 		s->head = it->next;
 		if (!s->head)
@@ -484,8 +490,9 @@ static int drain_context(ctx *c)
 			return CAPTURE_UNSUPPORTED;
 		}
 again:
-	for (stream *s = c->streams; s; s = s->next)
-		if (s->done < s->queued) {
+	/* Also what was queued on streams that have been destroyed since. */
+	for (stream *s = all; s; s = s->next_all)
+		if (s->c == c && s->done < s->queued) {
 			int st = drain(s); /* drops mu: the list may have changed */
 			if (st == OK)
 				goto again;
@@ -521,7 +528,7 @@ static void unlist(mem *m)
 			*p = m->next;
 			break;
 		}
-	munmap(m->host, m->n);
+	munmap(m->base, m->mapped);
 	free(m);
 }
 
@@ -549,13 +556,16 @@ static int release(int device)
 
 static mem *allocate(ctx *c, size_t n, int pinned)
 {
-	void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	size_t shift = pinned && SET(S_UNALIGNED) ? 512 : 0;
+	void *p = mmap(NULL, n + shift, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p == MAP_FAILED)
 		return NULL;
 	memset(p, 0xa5, n); /* the vendor's memory is not zeroed either */
 	mem *m = calloc(1, sizeof *m);
 	m->c = c;
-	m->host = p;
+	m->base = p;
+	m->mapped = n + shift;
+	m->host = m->base + shift;
 	m->n = n;
 	m->pinned = pinned;
 	m->next = mems;
@@ -911,6 +921,24 @@ EXPORT int standin_fault(void *h)
 	enqueue(h, &(item){.op = OP_FAULT});
 	pthread_mutex_unlock(&mu);
 	return 0;
+}
+
+/* Queues work on a stream that stays pending until standin_open. */
+EXPORT int *standin_gate(void *h)
+{
+	int *gate = calloc(1, sizeof *gate);
+	pthread_mutex_lock(&mu);
+	enqueue(h, &(item){.op = OP_GATE, .gate = gate});
+	pthread_mutex_unlock(&mu);
+	return gate;
+}
+
+EXPORT void standin_open(int *gate)
+{
+	pthread_mutex_lock(&mu);
+	*gate = 1;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&mu);
 }
 
 /* Queues ns nanoseconds of work on a stream. */

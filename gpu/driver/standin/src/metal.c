@@ -36,12 +36,13 @@ typedef struct object {
 	struct object *head, *tail;
 	int outstanding, max;
 	pthread_cond_t work;
-	int started, dying;
+	int started, dying, fail_code;
 	/* COMMAND_BUFFER */
 	struct object *queue, *next, *event;
 	uint64_t value;
 	int status, code;
 	uint64_t spin_ns;
+	int *gate;         /* opened when 1 */
 	/* SHARED_EVENT */
 	uint64_t signaled;
 	/* STRING */
@@ -164,6 +165,9 @@ static void *worker(void *p)
 			pthread_cond_wait(&changed, &mu);
 		object *cb = q->head;
 		cb->status = SCHEDULED;
+		while (cb->gate && !*cb->gate)
+			pthread_cond_wait(&changed, &mu);
+		free(cb->gate);
 		if (cb->spin_ns) {
 			pthread_mutex_unlock(&mu);
 			struct timespec ts = {.tv_nsec = (long)cb->spin_ns};
@@ -173,7 +177,7 @@ static void *worker(void *p)
 		q->head = cb->next;
 		if (!q->head)
 			q->tail = NULL;
-		cb->code = (int)SET(S_FAIL_CODE);
+		cb->code = q->fail_code ? q->fail_code : (int)SET(S_FAIL_CODE);
 		if (cb->event && !SET(S_LOST) && (!cb->code || SET(S_SIGNAL_FAILED)) && cb->value > cb->event->signaled)
 			cb->event->signaled = cb->value;
 		cb->status = cb->code ? FAILED : COMPLETED;
@@ -431,17 +435,51 @@ EXPORT int64_t standin_get(const char *name)
 
 EXPORT const char *standin_violation(void) { return violation; }
 
-/* Commits a command buffer of other code to a queue, which takes ns. */
-EXPORT int standin_spin(object *q, uint64_t ns)
+/* Commits a command buffer of other code to a queue. Call with mu held. */
+static void foreign(object *q, uint64_t ns, int *gate)
 {
-	pthread_mutex_lock(&mu);
 	object *cb = make(COMMAND_BUFFER);
 	cb->queue = q;
 	q->refs++;
 	q->outstanding++;
 	cb->spin_ns = ns;
+	cb->gate = gate;
 	commit(cb);
 	drop(cb);
+}
+
+/* Commits work that takes ns. */
+EXPORT int standin_spin(object *q, uint64_t ns)
+{
+	pthread_mutex_lock(&mu);
+	foreign(q, ns, NULL);
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+/* Commits work that stays pending until standin_open. */
+EXPORT int *standin_gate(object *q)
+{
+	int *gate = calloc(1, sizeof *gate);
+	pthread_mutex_lock(&mu);
+	foreign(q, 0, gate);
+	pthread_mutex_unlock(&mu);
+	return gate;
+}
+
+EXPORT void standin_open(int *gate)
+{
+	pthread_mutex_lock(&mu);
+	*gate = 1;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&mu);
+}
+
+/* Makes every command buffer that the queue executes from now on fail. */
+EXPORT int standin_fault(object *q)
+{
+	pthread_mutex_lock(&mu);
+	q->fail_code = 3; /* MTLCommandBufferErrorPageFault */
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
