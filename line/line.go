@@ -62,6 +62,11 @@ func (w *Word) Store(v uint64) {
 // Go's memory, and Load makes up for that.
 func (w *Word) Atomic() *atomic.Uint64 { return &w.v }
 
+// Publish tells the race detector, in race builds, that what the calling
+// goroutine has written so far is published by a later store to the word that
+// Go does not see, such as one made by a device. It does nothing else.
+func (w *Word) Publish() { raceRelease(w) }
+
 // Addr returns the word's address, for parks and drivers. The word must lie
 // outside the Go heap, as words made by this package do.
 func (w *Word) Addr() uintptr { return uintptr(unsafe.Pointer(w)) }
