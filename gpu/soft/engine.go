@@ -80,6 +80,15 @@ func (g *goEngine) run() {
 					next = min(next, e.at)
 					break
 				}
+				if e.op == opWake {
+					// The head moves on first: whoever is woken finds the queue as it
+					// is after the wait.
+					a, b := e.a, e.b
+					m.heads[i].Store(h + 1)
+					wordAt(a).Store(b)
+					futexWakeAll(a)
+					continue
+				}
 				g.perform(i, e)
 				m.heads[i].Store(h + 1)
 			}
@@ -102,7 +111,7 @@ func (g *goEngine) run() {
 
 func (g *goEngine) perform(i int, e *entry) {
 	m := g.m
-	if e.op != opWake && m.ctl.fault.Load() != 0 {
+	if m.ctl.fault.Load() != 0 {
 		return
 	}
 	switch e.op {
@@ -124,9 +133,6 @@ func (g *goEngine) perform(i int, e *entry) {
 	case opFault:
 		m.ctl.fault.Store(1)
 		g.bell()
-	case opWake:
-		wordAt(e.a).Store(e.b)
-		futexWakeAll(e.a)
 	}
 }
 

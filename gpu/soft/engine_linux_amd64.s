@@ -21,21 +21,46 @@
 #define c_bell 56(R12)
 #define c_doorbell 64(R12)
 #define c_sleeping 128(R12)
+#define c_mult 240(R12)
+#define c_limit 248(R12)
+#define c_basetsc 256(R12)
+#define c_basens 264(R12)
 #define e_at 0(R9)
 #define e_op 8(R9)
 #define e_a 16(R9)
 #define e_b 24(R9)
 #define e_n 32(R9)
 
-// NOW(reg): CLOCK_MONOTONIC in nanoseconds. Clobbers AX, CX, DI, SI, R11.
-#define NOW(reg) \
-	MOVL  $SYS_clock_gettime, AX; \
-	MOVL  $1, DI; \
-	LEAQ  192(R12), SI; \
-	SYSCALL; \
-	MOVQ  192(R12), reg; \
-	IMULQ $1000000000, reg; \
-	ADDQ  200(R12), reg
+// now<> returns CLOCK_MONOTONIC in nanoseconds in AX: the TSC since the last
+// system call, which is made again when that is a millisecond old (or each time,
+// where the TSC is not constant and the limit is 0). R12 is the control block.
+// Clobbers CX, DX, SI, DI, R11.
+TEXT now<>(SB), NOSPLIT|NOFRAME, $0-0
+	RDTSC
+	SHLQ $32, DX
+	ORQ  DX, AX
+	SUBQ c_basetsc, AX
+	CMPQ AX, c_limit
+	JCC  anchor
+	IMULQ c_mult, AX
+	SHRQ $32, AX
+	ADDQ c_basens, AX
+	RET
+
+anchor:
+	MOVL  $SYS_clock_gettime, AX
+	MOVL  $1, DI
+	LEAQ  192(R12), SI
+	SYSCALL
+	RDTSC
+	SHLQ  $32, DX
+	ORQ   DX, AX
+	MOVQ  AX, c_basetsc
+	MOVQ  192(R12), AX
+	IMULQ $1000000000, AX
+	ADDQ  200(R12), AX
+	MOVQ  AX, c_basens
+	RET
 
 // func startEngine(flags, stack, tid, ctl uintptr) (pid int)
 //
@@ -73,7 +98,8 @@ loop:
 	CMPL c_quit, $0
 	JNE  exit
 	MOVL c_doorbell, R13
-	NOW(R14)
+	CALL now<>(SB)
+	MOVQ AX, R14
 	MOVQ $0x7fffffffffffffff, R15
 	XORL BX, BX
 
@@ -131,7 +157,8 @@ ringdone:
 	JMP  ring
 
 store:
-	NOW(R10)
+	CALL now<>(SB)
+	MOVQ AX, R10
 	MOVQ e_b, DX
 	MOVQ DX, AX
 	ANDQ $1023, AX
@@ -181,16 +208,24 @@ ringbell:
 	SYSCALL
 	JMP  opdone
 
+	// The head moves on first: whoever is woken finds the queue as it is after
+	// the wait. From there on the entry is not the engine's any more.
 wake:
 	MOVQ e_a, DI
 	MOVQ e_b, DX
+	INCQ R8
+	MOVQ c_heads, AX
+	MOVQ R8, (AX)(BX*8)
 	MOVQ DX, (DI)
 	MOVL $SYS_futex, AX
 	MOVL $1, SI // FUTEX_WAKE
 	MOVL $0x7fffffff, DX
 	XORL R10, R10
+	MOVQ R8, R14 // the call's fifth argument goes into R8; now is read again next time
+	XORL R8, R8
 	SYSCALL
-	JMP  opdone
+	MOVQ R14, R8
+	JMP  loop
 
 	// Nothing is due. Sleep to 60 us before the earliest entry, a second when
 	// there is none; nearer than 100 us, look again.

@@ -4,6 +4,8 @@ package soft
 
 import "time"
 
+const haveAsmEngine = false
+
 // Off Linux the entries are due on the process's own monotonic clock.
 func monotonicOffset() int64 { return 0 }
 

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/gpuline/gpuline/internal/asm"
 	"github.com/gpuline/gpuline/line"
 )
 
@@ -39,7 +40,11 @@ type control struct {
 	timeout  [2]int64 // 208: scratch timespec
 	one      uint64   // 224: what is written to the eventfd
 	tid      atomic.Uint32
-	_        [20]byte // to 256
+	_        [4]byte
+	mult     uint64   // 240: nanoseconds per tick, times 2^32
+	limit    uint64   // 248: ticks for which that is good, 0 where ticks are not constant
+	base     [2]int64 // 256: tick and nanosecond of the last system call
+	_        [48]byte // to 320
 }
 
 // The operations of an entry.
@@ -105,6 +110,10 @@ func newMemory() (*memory, error) {
 	m.ctl.heads, m.ctl.tails = uintptr(at[1]), uintptr(at[2])
 	m.ctl.entries, m.ctl.stamps = uintptr(at[3]), uintptr(at[4])
 	m.ctl.one = 1
+	if hz, constant := asm.TickRate(); constant && hz > 0 {
+		m.ctl.mult = uint64(float64(1<<32) * 1e9 / float64(hz))
+		m.ctl.limit = hz / 1000
+	}
 	return m, nil
 }
 

@@ -106,7 +106,8 @@ func TestOffsetsAreWhatTheAssemblyKnows(t *testing.T) {
 		"tails": {unsafe.Offsetof(c.tails), 24}, "entries": {unsafe.Offsetof(c.entries), 32}, "stamps": {unsafe.Offsetof(c.stamps), 40},
 		"parent": {unsafe.Offsetof(c.parent), 48}, "bell": {unsafe.Offsetof(c.bell), 56}, "doorbell": {unsafe.Offsetof(c.doorbell), 64},
 		"sleeping": {unsafe.Offsetof(c.sleeping), 128}, "now": {unsafe.Offsetof(c.now), 192}, "timeout": {unsafe.Offsetof(c.timeout), 208},
-		"one": {unsafe.Offsetof(c.one), 224}, "tid": {unsafe.Offsetof(c.tid), 232}, "size": {unsafe.Sizeof(c), 256},
+		"one": {unsafe.Offsetof(c.one), 224}, "tid": {unsafe.Offsetof(c.tid), 232}, "size": {unsafe.Sizeof(c), 320},
+		"mult": {unsafe.Offsetof(c.mult), 240}, "limit": {unsafe.Offsetof(c.limit), 248}, "base": {unsafe.Offsetof(c.base), 256},
 		"entry": {unsafe.Sizeof(entry{}), 64},
 	} {
 		if at[0] != at[1] {
@@ -275,11 +276,14 @@ func TestFaults(t *testing.T) {
 			s, o := openStream(t, d), openStream(t, d)
 			w, v := openWord(t, d), openWord(t, d)
 			must(t, s.Store(w.host, w.dev, 1))
+			begin, err := s.Gate()
+			must(t, err)
 			must(t, s.Fail(nil))
 			must(t, s.Store(w.host, w.dev, 2))
 			open, err := o.Gate()
 			must(t, err)
 			must(t, o.Store(v.host, v.dev, 1))
+			begin()
 			err = s.Sync()
 			if !errors.Is(err, event.WorkFailed) || event.StatusOf(err) != StatusIllegalAddress {
 				t.Fatalf("Sync: %v", err)

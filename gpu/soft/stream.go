@@ -178,9 +178,28 @@ func (s *Stream) queue(it item) error {
 	if s.closed {
 		return event.New(event.Closed, "soft stream")
 	}
+	if it.kind == itemTimed && len(s.todo) == 0 && s.passed == s.fenced && s.d.mem.room(s.ring) {
+		s.hand(it.dur, it.e)
+		s.d.mem.ring(s.d.eng)
+		return nil
+	}
 	s.todo = append(s.todo, it)
 	s.pump()
 	return nil
+}
+
+// hand gives timed work to the engine: e happens once dur has passed behind what
+// is queued; s.mu is held.
+func (s *Stream) hand(dur time.Duration, e entry) {
+	e.at = max(clock(), s.finish)
+	if dur > 0 {
+		e.at = s.d.schedule(e.at, dur)
+	}
+	s.finish = e.at
+	if e.op == opStore || e.op == opEvent {
+		wordAt(e.a).Publish()
+	}
+	s.d.mem.push(s.ring, e)
 }
 
 // pump hands what can be handed to the engine; s.mu is held. A function or gate
@@ -194,22 +213,13 @@ func (s *Stream) pump() {
 	pushed := false
 	for len(s.todo) > 0 && s.passed == s.fenced && m.room(s.ring) {
 		it := &s.todo[0]
-		at := max(clock(), s.finish)
 		if it.kind == itemTimed {
-			if it.dur > 0 {
-				at = s.d.schedule(at, it.dur)
-			}
-			s.finish = at
-			e := it.e
-			e.at = at
-			s.publish(e)
-			m.push(s.ring, e)
-			s.todo[0] = item{}
+			s.hand(it.dur, it.e)
+			*it = item{}
 			s.todo = s.todo[1:]
 		} else {
 			s.fenced++
-			s.finish = at
-			m.push(s.ring, entry{at: at, op: opSignal, a: uint64(s.progress.Addr()), b: s.fenced})
+			s.hand(0, entry{op: opSignal, a: uint64(s.progress.Addr()), b: s.fenced})
 		}
 		pushed = true
 	}
@@ -223,13 +233,6 @@ func (s *Stream) pump() {
 			defer s.mu.Unlock()
 			s.pump()
 		})
-	}
-}
-
-// publish tells the race detector about a store that it can't see.
-func (s *Stream) publish(e entry) {
-	if e.op == opStore || e.op == opEvent {
-		wordAt(e.a).Publish()
 	}
 }
 
@@ -433,7 +436,7 @@ func (s *Stream) Store(host uintptr, dev uint64, value uint64) error {
 	case drop || s.d.cfg.Lie == LieNever:
 		return s.queue(item{kind: itemTimed, e: entry{op: opNop}})
 	case hold || s.d.cfg.Lie == LieSync:
-		s.publish(e)
+		wordAt(e.a).Publish()
 		// In its turn it joins what is held.
 		return s.Run(func() error {
 			s.d.mu.Lock()
@@ -442,7 +445,7 @@ func (s *Stream) Store(host uintptr, dev uint64, value uint64) error {
 			return nil
 		})
 	case delay > 0:
-		s.publish(e)
+		wordAt(e.a).Publish()
 		return s.Run(func() error {
 			e.at = clock() + int64(delay)
 			s.d.mu.Lock()
