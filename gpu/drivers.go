@@ -6,6 +6,7 @@ import (
 	"github.com/gpuline/gpuline/gpu/hip"
 	"github.com/gpuline/gpuline/gpu/metal"
 	"github.com/gpuline/gpuline/gpu/opencl"
+	"github.com/gpuline/gpuline/gpu/soft"
 )
 
 // builtin makes the built-in drivers. Making one opens no library.
@@ -14,4 +15,5 @@ var builtin = map[string]func() (driver.Driver, error){
 	"hip":    func() (driver.Driver, error) { return hip.New(hip.Config{}), nil },
 	"metal":  func() (driver.Driver, error) { return metal.New(metal.Config{}), nil },
 	"opencl": func() (driver.Driver, error) { return opencl.New(opencl.Config{}), nil },
+	"soft":   func() (driver.Driver, error) { return soft.New(soft.Config{}), nil },
 }
