@@ -9,6 +9,9 @@
 // of arguments, context discipline, failure paths). It says nothing about the
 // vendor's driver or about a GPU.
 //
+// The tests of this package run the whole library over them, with everything
+// that can go wrong.
+//
 // The C sources are in src; engine.h and metal.c list every setting. Each Build returns a
 // library file of its own, so that each test has its own device, with its own
 // settings, counters and faults.
