@@ -36,7 +36,7 @@ func (b bell) close() { b.once.Do(func() { close(b.quit) }) }
 // startEngine starts the store engine, a goroutine here.
 func (d *Device) startEngine() error {
 	if d.cfg.Process {
-		return event.New(event.NotSupported, "a soft device in a process of its own", "only on linux/amd64 and linux/arm64")
+		return event.New(event.NotSupported, "a soft device in a process of its own", "only on linux/amd64")
 	}
 	d.bell = bell{make(chan struct{}, 1), make(chan struct{}), new(sync.Once)}
 	d.eng = startGoEngine(d.mem, d.bell.ring)

@@ -7,9 +7,8 @@
 // when the work before it ends and, with a limited number of engines, one is
 // free.
 //
-// Words are stored by the store engine: on linux/amd64 and linux/arm64 a thread
-// that runs nothing but a small assembly routine (engine_linux_*.s), created by
-// clone(2), unknown to the Go runtime and not scheduled by its Ps. With
+// Words are stored by the store engine: on linux/amd64 a thread that runs
+// nothing but a small assembly routine (engine_linux_amd64.s), created by clone(2), unknown to the Go runtime and not scheduled by its Ps. With
 // Config.Process it is a process of its own, so that the CPU time it takes is not
 // charged to the program. Elsewhere the engine is a goroutine locked to its
 // thread. Functions run on goroutines, since they are Go code.

@@ -34,8 +34,8 @@ type Config struct {
 	// Engines limits how many streams' timed work runs at once; 0 is no limit.
 	Engines int
 	// Process puts the store engine into a process of its own over shared memory,
-	// so that its CPU time is not charged to this one. Linux on amd64 and arm64
-	// only; elsewhere Open returns event.NotSupported.
+	// so that its CPU time is not charged to this one. On linux/amd64 only; elsewhere
+	// Open returns event.NotSupported.
 	Process bool
 	// GoEngine runs the store engine as a goroutine even where there is one in
 	// assembly.

@@ -1,5 +1,3 @@
-//go:build linux && amd64
-
 package soft
 
 import (
@@ -11,7 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startEngine is in engine_linux_*.s.
+const haveAsmEngine = true
+
+// startEngine is in engine_linux_amd64.s.
 //
 //go:noescape
 func startEngine(flags, stack, tid, ctl uintptr) (pid int)
@@ -34,16 +34,16 @@ const (
 	processFlags = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SYSVSEM | unix.CLONE_CHILD_CLEARTID
 )
 
-// startAsmEngine starts the engine.
+// startAsm starts the engine.
 //
-// Soundness: the new thread runs engine_linux_*.s alone, which touches the
+// Soundness: the new thread runs engine_linux_amd64.s alone, which touches the
 // control block, what that points to, and its own stack, all of it in mappings
 // that outlive the thread (stop joins it). It has no g, so it must never run Go
 // code: it calls none, and no signal can make it, because all are blocked around
 // the clone and the mask is inherited. The runtime does not know the thread; it
 // neither stops it for a collection nor needs to, since it holds no Go pointers
 // but those into buffers that their owners pin for the length of a copy.
-func startAsmEngine(m *memory, bell int, process bool) (*asmEngine, error) {
+func startAsm(m *memory, bell int, process bool) (engine, error) {
 	const stackSize = 16 << 10 // the routine itself uses none
 	stack, err := unix.Mmap(-1, 0, stackSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_STACK)
 	if err != nil {
