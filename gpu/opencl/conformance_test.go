@@ -44,7 +44,7 @@ func TestConformance(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return cl.Launch(k, []int{n}, nil, dst, value, uint32(min(2000, 1<<20/n)))
+				return cl.Launch(k, []int{n}, nil, dst, value, uint32(min(1000, 1<<18/n)))
 			},
 			Gate: func(s driver.Stream) (func() error, error) {
 				cl, ok := opencl.Of(s)

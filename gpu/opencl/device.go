@@ -47,7 +47,7 @@ func newDevice(a *api, f found, ctx uintptr) *Device {
 	d.caps = driver.Caps{
 		StreamStore: d.svm&clSVMFineBuffer != 0,
 		WhyProves: "OpenCL leaves a context implementation-defined once one of its commands was terminated " +
-			"(The OpenCL Specification 3.0, 5.11 Event Objects), and PoCL 3.1 runs a store that is queued after the failure as if nothing had happened",
+			"(The OpenCL Specification 3.0, 5.11 Event Objects), and PoCL 3.1 and 6.0 run a store that is queued after the failure as if nothing had happened",
 		Events: true,
 		Memory: d.svm != 0,
 	}

@@ -20,7 +20,7 @@
 //
 // OpenCL reports failed work in one place only: the status of that command's
 // event. clFinish says success behind work that was never run, and at least PoCL
-// 3.1 runs commands that are queued after the failure as if nothing had happened.
+// 3.1 and 6.0 run commands that are queued after the failure as if nothing had happened.
 // So a Stream follows the event of every command that goes through it, and
 // remembers the first failure: from then on its Query, Sync and every enqueue
 // return that error. Query looks at the newest event, with one clGetEventInfo.

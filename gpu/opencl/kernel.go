@@ -319,7 +319,7 @@ func (g *gate) open(status int32) error {
 		return event.New(event.InvalidArgument, "gate", "it was opened before")
 	}
 	if status < 0 {
-		// PoCL 3.1 crashes when a command is queued, to the same queue, while
+		// PoCL 3.1 and 6.0 crash when a command is queued, to the same queue, while
 		// another one fails. (Opening is safe, and must not wait for an enqueue
 		// that waits for the gate.)
 		g.s.enq.Lock()

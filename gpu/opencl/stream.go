@@ -130,7 +130,7 @@ func (s *Stream) failure() error {
 // The commands before it are looked at only now, and that order closes a gap: one
 // that has failed by now fails the stream, whatever becomes of the new command;
 // one that is still pending has the new command behind it, which fails with it. An
-// event wait list would tell the driver the same, but PoCL 3.1 never ends a
+// event wait list would tell the driver the same, but PoCL 3.1 and 6.0 never end a
 // command that waits for an event which has already failed, and clFinish hangs.
 //
 // Every event is held until its command has ended: PoCL 3.1 aborts the process
