@@ -75,18 +75,18 @@ type Park struct {
 // why says which instruction was looked for, where, and what was found. The
 // processor is asked once per process.
 func Probe() (p Park, why string) {
-	absent := &probed().absent
+	f := probed()
 	var whys []string
 	for _, k := range native {
-		if absent[k] == "" {
+		if f.absent[k] == "" {
 			return Park{kind: k}, ""
 		}
-		whys = append(whys, absent[k])
+		whys = append(whys, f.absent[k])
 	}
 	if len(whys) == 0 {
 		return Park{}, "no park instruction is known for " + runtime.GOOS + "/" + runtime.GOARCH
 	}
-	return Park{}, strings.Join(whys, "; ")
+	return Park{}, strings.Join(whys, "; ") + f.usual
 }
 
 // Lookup returns the park of one kind. Where the processor lacks it, why says so
@@ -95,8 +95,8 @@ func Lookup(k Kind) (p Park, why string) {
 	if k >= kinds {
 		return Park{}, "unknown kind of park"
 	}
-	if why := probed().absent[k]; why != "" {
-		return Park{}, why
+	if f := probed(); f.absent[k] != "" {
+		return Park{}, f.absent[k] + f.usual
 	}
 	return Park{kind: k}, ""
 }

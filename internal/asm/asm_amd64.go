@@ -45,17 +45,16 @@ func Pause()
 func (f *features) probe() {
 	top, _, _, _ := cpuid(0, 0)
 	ext, _, _, _ := cpuid(0x80000000, 0)
-	usual := ""
 	if _, _, c, _ := cpuid(1, 0); c&(1<<31) != 0 {
-		usual = ", as is usual in virtual machines"
+		f.usual = ", as is usual in virtual machines"
 	}
-	f.absent[UMWAIT] = "CPUID.(EAX=7,ECX=0):ECX bit 5 (WAITPKG) is clear" + usual
+	f.absent[UMWAIT] = "CPUID.(EAX=7,ECX=0):ECX bit 5 (WAITPKG) is clear"
 	if top >= 7 {
 		if _, _, c, _ := cpuid(7, 0); c&(1<<5) != 0 {
 			f.absent[UMWAIT] = ""
 		}
 	}
-	f.absent[MWAITX] = "CPUID.80000001H:ECX bit 29 (MONITORX) is clear" + usual
+	f.absent[MWAITX] = "CPUID.80000001H:ECX bit 29 (MONITORX) is clear"
 	if ext >= 0x80000001 {
 		if _, _, c, _ := cpuid(0x80000001, 0); c&(1<<29) != 0 {
 			f.absent[MWAITX] = ""

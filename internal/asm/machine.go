@@ -10,6 +10,7 @@ import (
 // features is what the processor says about itself.
 type features struct {
 	absent  [kinds]string // why a kind can't be used, "" where it can
+	usual   string        // what to add to such reasons
 	granule int
 }
 
