@@ -1,0 +1,2 @@
+// Package examples holds complete programs: see the folders.
+package examples
