@@ -262,11 +262,21 @@ func (d *Device) Close() error {
 
 	ctx, cancel := context.WithTimeout(context.Background(), d.opt.closeBound)
 	defer cancel()
-	var errs []error
-	errs = append(errs, d.health.close(ctx), d.waiter.Close(), d.confirmer.close(ctx))
-	if d.status != nil {
-		errs = append(errs, d.status.close(ctx))
+	// Each of these may be stuck in a driver's call: they share the bound.
+	closers := []func() error{
+		func() error { return d.health.close(ctx) },
+		d.waiter.Close,
+		func() error { return d.confirmer.close(ctx) },
 	}
+	if d.status != nil {
+		closers = append(closers, func() error { return d.status.close(ctx) })
+	}
+	errs := make([]error, len(closers))
+	var wg sync.WaitGroup
+	for i, f := range closers {
+		wg.Go(func() { errs[i] = f() })
+	}
+	wg.Wait()
 	d.mu.Lock()
 	streams := make([]*Stream, 0, len(d.streams))
 	for s := range d.streams {

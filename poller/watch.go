@@ -165,10 +165,11 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 		return false, event.New(event.InvalidArgument, "wait for "+strconv.FormatUint(target, 10)+" on "+x.opt.Name, "this Wait is already registered, use one Wait per pending registration")
 	}
 	now := nanotime()
-	wt.target, wt.addedAt, wt.lookAt, wt.Late = target, now, now, false
+	lookAt := now
 	if wt.Look > 0 {
-		wt.lookAt = satAdd(now, wt.Look)
+		lookAt = satAdd(now, wt.Look)
 	}
+	wt.target, wt.addedAt, wt.lookAt, wt.Late = target, now, lookAt, false
 	perturb()
 	x.mu.Lock()
 	if f := x.failed.Load(); f != nil {
@@ -203,7 +204,8 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 	if list {
 		x.w.admitLater(x)
 	}
-	x.w.notify(wt.lookAt)
+	// wt may have completed by now and be somebody else's.
+	x.w.notify(lookAt)
 	return true, nil
 }
 

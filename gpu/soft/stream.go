@@ -437,11 +437,19 @@ func (s *Stream) Store(host uintptr, dev uint64, value uint64) error {
 		return s.queue(item{kind: itemTimed, e: entry{op: opNop}})
 	case hold || s.d.cfg.Lie == LieSync:
 		wordAt(e.a).Publish()
-		// In its turn it joins what is held.
+		// In its turn it joins what is held, unless that has been released by then.
 		return s.Run(func() error {
 			s.d.mu.Lock()
 			defer s.d.mu.Unlock()
-			s.d.held = append(s.d.held, late{s, e})
+			s.mu.Lock()
+			held := s.hold || s.d.cfg.Lie == LieSync
+			s.mu.Unlock()
+			if held {
+				s.d.held = append(s.d.held, late{s, e})
+			} else {
+				e.at = clock()
+				s.d.pushLate(e)
+			}
 			return nil
 		})
 	case delay > 0:
