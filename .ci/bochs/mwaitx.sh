@@ -4,6 +4,7 @@
 #
 # Bochs 2.7 (Debian 12) is good enough to run the instructions but not to show
 # that a store ends the wait; new=1 in the environment asks for a later one.
+# shellcheck source=.ci/bochs/setup.sh
 . "$(dirname "$0")/setup.sh"
 export MODEL=ryzen GPULINE_REQUIRE_PARK=mwaitx
 if [ "$old" ]; then

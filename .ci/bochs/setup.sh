@@ -1,9 +1,10 @@
+# shellcheck shell=bash
 # Sourced by the scripts beside it: installs what they need, on Debian 12 or 13.
 #
 # Sets cache (the first argument, or gpuline-bochs in the directory for temporary
 # files), KERNEL, and ROOT where Bochs is not the system's own. With new=1 it
 # makes sure of Bochs 2.8 or later: where the system's is older, it sets up a
-# minimal Debian 13 in the cache (1.2 GB, needs root) and takes Bochs from there.
+# minimal Debian 13 in the cache (half a GB, needs root) and takes Bochs from there.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "${1:-${TMPDIR:-/tmp}/gpuline-bochs}"
@@ -35,6 +36,7 @@ if [ "${new:-}" ] && [ "$old" ]; then
 		install debootstrap
 		$sudo rm -rf "$ROOT"
 		quietly $sudo debootstrap --variant=minbase trixie "$ROOT" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
+		# shellcheck disable=SC2086
 		quietly $sudo env DEBIAN_FRONTEND=noninteractive chroot "$ROOT" apt-get install -y --no-install-recommends $bochs
 		$sudo chroot "$ROOT" touch /ready
 	fi
@@ -50,6 +52,6 @@ if ! ls "$cache"/kernel/boot/vmlinuz-* > /dev/null 2>&1; then
 	dpkg -x "$package"_*.deb kernel
 	rm "$package"_*.deb
 fi
-KERNEL=$(ls "$cache"/kernel/boot/vmlinuz-* | tail -n 1)
+KERNEL=$(echo "$cache"/kernel/boot/vmlinuz-*)
 export KERNEL CGO_ENABLED=0 GOOS=linux GOARCH=amd64
 cd "$here/../.."

@@ -1,8 +1,9 @@
 #!/bin/bash
 # umwait.sh [CACHE]: runs the tests of internal/asm on an emulated Intel processor
-# with WAITPKG. Takes about a minute, and two more and root the first time on a
+# with WAITPKG. Takes about a minute; one more, and root, the first time on a
 # system whose Bochs is too old (Debian 12).
 new=1
+# shellcheck source=.ci/bochs/setup.sh
 . "$(dirname "$0")/setup.sh"
 # The model's CPUID leaf 15H states the rate of the real processor's TSC: the
 # kernel has to be told that of Bochs' (the library measures).

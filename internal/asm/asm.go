@@ -62,9 +62,9 @@ const (
 	MaxSlice = 100 * time.Microsecond
 )
 
-// Park is the capability to wait in one way. The zero value is the pause loop;
-// any other value comes from Probe or Lookup, so that to hold one proves that the
-// processor has the instruction. A Park is comparable and may be copied.
+// Park is the capability to wait in one way. The zero value is the pause loop; a
+// Park of another kind comes only from Probe or Lookup, so that to hold one proves
+// that the processor has the instruction. A Park is comparable and may be copied.
 type Park struct {
 	kind  Kind
 	light bool

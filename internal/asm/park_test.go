@@ -30,17 +30,13 @@ func eachPark(t *testing.T, f func(t *testing.T, p Park)) {
 		}
 		found = true
 		for _, p := range []Park{p, p.Light()} {
-			name := p.String()
-			if p.light {
-				name += " light"
-			}
 			// The longest slice that the kernel lets through.
 			slice := MaxSlice
 			if lim, err := UmwaitLimits(); err == nil && k == UMWAIT && lim.MaxTicks != 0 {
 				hz, _ := TickRate()
 				slice = min(slice, time.Duration(float64(lim.MaxTicks)/float64(hz)*1e9))
 			}
-			t.Run(name, func(t *testing.T) { f(t, p.WithSlice(slice)) })
+			t.Run(p.name(), func(t *testing.T) { f(t, p.WithSlice(slice)) })
 		}
 	}
 	if !found {
