@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpuline/gpuline/event"
+	"github.com/gpuline/gpuline/uring"
 )
 
 // Executor is how the waits of a run are spent. The same program runs under each
@@ -21,8 +22,8 @@ const (
 	// through the vendor's blocking wait. Tasks run one after another, so that
 	// a task that waits for what a later one does never ends.
 	Naive
-	// IOUring is GPUReactor with the sleeps and naps spent in a timeout on an
-	// io_uring of the run's own.
+	// IOUring is GPUReactor with the sleeps and naps spent waiting on an io_uring
+	// of the run's own, to the nanosecond.
 	IOUring
 )
 
@@ -65,6 +66,15 @@ type Caps struct {
 	NoWords string
 	// NoRing: this process can't use io_uring.
 	NoRing string
+}
+
+// ProbeCaps returns what this process has; the device's part, NoWords, is left to
+// the caller. It tries io_uring out, once per process.
+func ProbeCaps() Caps {
+	if s := uring.Probe().Ring; s.Answer != uring.Works {
+		return Caps{NoRing: s.Why}
+	}
+	return Caps{}
 }
 
 // Choice is an executor as it was resolved. The zero value is GPUReactor,

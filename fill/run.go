@@ -68,6 +68,7 @@ type Stats struct {
 //   - an error that wraps the context's, when that ended first;
 //   - event.Stalled with the number of tasks left, when none of them could ever
 //     be resumed;
+//   - event.ExecutorRefused when the executor can't run here;
 //   - event.InvalidArgument for a nil argument or an option out of range, before
 //     anything runs.
 //
@@ -82,7 +83,9 @@ func Run(ctx context.Context, opt Options, main func(*Task) error) (Stats, error
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if i, ok := r.idle.(threadBound); ok {
-		i.enter()
+		if err := i.enter(); err != nil {
+			return Stats{}, event.New(event.ExecutorRefused, opt.Executor.String(), err.Error()).Wrap(err)
+		}
 		defer i.leave()
 	}
 	defer r.follow(ctx)()
@@ -101,7 +104,7 @@ func Run(ctx context.Context, opt Options, main func(*Task) error) (Stats, error
 
 // threadBound is an Idle that changes its thread's state.
 type threadBound interface {
-	enter()
+	enter() error
 	leave()
 }
 
@@ -117,7 +120,7 @@ type run struct {
 	ready  list // yielded or spawned
 	quota  int  // woken tasks to run before the next of ready, -1 for all there are
 	waits  waits
-	one    Watch
+	one    [1]*Watch // of a wait that holds the thread
 	oldest *Task
 	newest *Task
 	live   int
@@ -170,12 +173,16 @@ func newRun(ctx context.Context, opt Options, main func(*Task) error) (*run, err
 		case *event.ManualClock:
 			opt.Idle = ManualIdle{c}
 		case event.RealClock:
-			opt.Idle = newThreadIdle(opt.Spin, opt.Nap)
+			var s sleeper = new(threadSleeper)
+			if opt.Executor == IOUring {
+				s = new(ringSleeper)
+			}
+			opt.Idle = newThreadIdle(s, opt.Spin, opt.Nap)
 		default:
 			return bad("fill idle", "none given for a clock that is neither real nor manual")
 		}
 	}
-	r := &run{ctx: ctx, clock: opt.Clock, idle: opt.Idle, parkBound: opt.ParkBound, quota: -1, inline: opt.Executor == Naive}
+	r := &run{ctx: ctx, clock: opt.Clock, idle: opt.Idle, parkBound: opt.ParkBound, quota: -1, inline: opt.Executor == Naive, one: [1]*Watch{{}}}
 	r.reached = func(t *Task) {
 		t.hit = true
 		if t.timed {

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sleeper is a futex that a run's thread sleeps on for a stated time and that
-// wake releases for good.
-type sleeper struct {
+// threadSleeper is a futex that a run's thread sleeps on for a stated time and
+// that wake releases for good.
+type threadSleeper struct {
 	woken atomic.Uint32
 	slack uintptr
 }
@@ -24,16 +24,17 @@ const (
 // enter lowers the thread's timer slack, 50 us by default, which the kernel may
 // add to every timed wait (prctl(2), PR_SET_TIMERSLACK). The goroutine is locked
 // to the thread. leave restores it.
-func (s *sleeper) enter() {
+func (s *threadSleeper) enter() error {
 	// prctl touches no memory of ours, so a raw call is sound.
 	slack, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_GET_TIMERSLACK, 0, 0, 0, 0, 0)
 	if errno == 0 && slack > 1 {
 		s.slack = slack
 		_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, 1, 0, 0, 0, 0)
 	}
+	return nil
 }
 
-func (s *sleeper) leave() {
+func (s *threadSleeper) leave() {
 	if s.slack > 1 {
 		_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, s.slack, 0, 0, 0, 0)
 	}
@@ -46,7 +47,7 @@ func (s *sleeper) leave() {
 // sleep. The pointers are converted in the argument list and point to live
 // objects: s, which is on the heap since wake is called by another goroutine, and
 // ts, which Syscall6 keeps in place.
-func (s *sleeper) sleep(d time.Duration) {
+func (s *threadSleeper) sleep(d time.Duration) {
 	var ts unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
 		return
@@ -65,7 +66,7 @@ func (s *sleeper) sleep(d time.Duration) {
 	}
 }
 
-func (s *sleeper) wake() {
+func (s *threadSleeper) wake() {
 	s.woken.Store(1)
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&s.woken)), futexWake, 1, 0, 0, 0)
 }

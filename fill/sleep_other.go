@@ -7,18 +7,20 @@ import (
 	"time"
 )
 
-// sleeper sleeps on a Go timer, which is as precise as the system's own, until
+// threadSleeper sleeps on a Go timer, which is as precise as the system's own, until
 // wake releases it for good.
-type sleeper struct {
+type threadSleeper struct {
 	once  sync.Once
 	woken chan struct{}
 }
 
-func (s *sleeper) enter() { s.once.Do(func() { s.woken = make(chan struct{}) }) }
-func (s *sleeper) leave() {}
+func (s *threadSleeper) init() { s.once.Do(func() { s.woken = make(chan struct{}) }) }
 
-func (s *sleeper) sleep(d time.Duration) {
-	s.enter()
+func (s *threadSleeper) enter() error { return nil }
+func (s *threadSleeper) leave()       {}
+
+func (s *threadSleeper) sleep(d time.Duration) {
+	s.init()
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -27,7 +29,7 @@ func (s *sleeper) sleep(d time.Duration) {
 	}
 }
 
-func (s *sleeper) wake() {
-	s.enter()
+func (s *threadSleeper) wake() {
+	s.init()
 	close(s.woken)
 }

@@ -146,8 +146,8 @@ func (t *Task) suspend() {
 // block is a wait of the naive executor: it holds the thread.
 func (t *Task) block(d line.Descriptor, deadline, look time.Duration) bool {
 	r := t.r
-	lines := [1]*Watch{&r.one}
-	r.one.Line = d.Line
+	w := r.one[0]
+	w.Line = d.Line
 	start := r.clock.Now()
 	outcome := event.Exact
 	for now := start; ; now = r.clock.Now() {
@@ -155,10 +155,10 @@ func (t *Task) block(d line.Descriptor, deadline, look time.Duration) bool {
 			panic(ErrStopped)
 		}
 		if d.Valid() {
-			for i := range r.one.Seen {
-				r.one.Seen[i] = d.Line[i].Load()
+			for i := range w.Seen {
+				w.Seen[i] = d.Line[i].Load()
 			}
-			if line.Reached(r.one.Seen[d.Slot.Index()], d.Target) {
+			if line.Reached(w.Seen[d.Slot.Index()], d.Target) {
 				t.seen = sighting{outcome, now - start}
 				return true
 			}
@@ -168,7 +168,7 @@ func (t *Task) block(d line.Descriptor, deadline, look time.Duration) bool {
 			return false
 		case d.Valid() && now >= look:
 			r.stats.Parked++
-			r.idle.Park(lines[:], start, min(deadline, after(now, r.parkBound)))
+			r.idle.Park(r.one[:], start, min(deadline, after(now, r.parkBound)))
 			outcome = event.Exact
 		default:
 			until := deadline

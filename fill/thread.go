@@ -33,7 +33,18 @@ type threadIdle struct {
 	sleeper   sleeper
 }
 
-func newThreadIdle(spin, nap time.Duration) *threadIdle {
+// sleeper sleeps in the kernel. Its methods but wake are called on the run's
+// thread: enter first and leave last.
+type sleeper interface {
+	enter() error
+	leave()
+	// sleep returns after d, or soon after wake, or early for no reason.
+	sleep(d time.Duration)
+	// wake ends the current sleep and all later ones. It is called on any goroutine.
+	wake()
+}
+
+func newThreadIdle(s sleeper, spin, nap time.Duration) *threadIdle {
 	if spin == 0 {
 		spin = defaultSpin
 	}
@@ -41,11 +52,11 @@ func newThreadIdle(spin, nap time.Duration) *threadIdle {
 		nap = defaultNap
 	}
 	p, _ := asm.Probe()
-	return &threadIdle{park: p, rotate: p.Hardware(), spin: max(spin, 0), nap: max(nap, time.Microsecond), lone: runtime.GOMAXPROCS(0) == 1}
+	return &threadIdle{sleeper: s, park: p, rotate: p.Hardware(), spin: max(spin, 0), nap: max(nap, time.Microsecond), lone: runtime.GOMAXPROCS(0) == 1}
 }
 
-func (i *threadIdle) enter() { i.sleeper.enter() }
-func (i *threadIdle) leave() { i.sleeper.leave() }
+func (i *threadIdle) enter() error { return i.sleeper.enter() }
+func (i *threadIdle) leave()       { i.sleeper.leave() }
 
 // Wake implements Waker.
 func (i *threadIdle) Wake() {

@@ -1,11 +1,16 @@
 package fill
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/gpuline/gpuline/event"
 	"github.com/gpuline/gpuline/line"
 )
 
@@ -99,7 +104,7 @@ func TestThreadIdleNotices(t *testing.T) {
 	defer m.Close()
 	for _, rotate := range []bool{false, true} {
 		for _, spin := range []time.Duration{-1, time.Hour} {
-			idle := newThreadIdle(spin, 0)
+			idle := newThreadIdle(new(threadSleeper), spin, 0)
 			idle.rotate = rotate
 			watches := make([]*Watch, lines)
 			for i := range watches {
@@ -142,7 +147,7 @@ func TestThreadIdleNotices(t *testing.T) {
 func TestParkLooksAtOtherLines(t *testing.T) {
 	ls := make([]line.Line, 3)
 	watches := []*Watch{{Line: &ls[0]}, {Line: &ls[1]}, {Line: &ls[2]}}
-	idle := newThreadIdle(0, 0)
+	idle := newThreadIdle(new(threadSleeper), 0, 0)
 	idle.rotate = true
 	parked := map[int]bool{}
 	for range ls {
@@ -162,43 +167,118 @@ func TestParkLooksAtOtherLines(t *testing.T) {
 	}
 }
 
-func TestThreadIdleSleeps(t *testing.T) {
-	idle := newThreadIdle(0, 0)
-	idle.enter()
+// sleepers are the kernel sleeps that there are here.
+func sleepers(t *testing.T) map[string]func() sleeper {
+	all := map[string]func() sleeper{"thread": func() sleeper { return new(threadSleeper) }}
+	if why := ProbeCaps().NoRing; why == "" {
+		all["ring"] = func() sleeper { return new(ringSleeper) }
+	} else {
+		t.Logf("not on a ring: %s", why)
+	}
+	return all
+}
+
+// entered runs f on a thread that has entered the idle.
+func entered(t *testing.T, idle *threadIdle, f func()) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := idle.enter(); err != nil {
+		t.Error(err)
+		return
+	}
 	defer idle.leave()
-	for _, d := range []time.Duration{0, 1, time.Microsecond, 50 * time.Microsecond, 3 * time.Millisecond} {
-		start := idle.clock.Now()
-		idle.SleepUntil(start + d)
-		if took := idle.clock.Now() - start; took < d {
-			t.Errorf("slept %v, want %v", took, d)
-		}
+	f()
+}
+
+func TestThreadIdleSleeps(t *testing.T) {
+	for name, s := range sleepers(t) {
+		idle := newThreadIdle(s(), 0, 0)
+		entered(t, idle, func() {
+			for _, d := range []time.Duration{0, 1, time.Microsecond, 50 * time.Microsecond, 3 * time.Millisecond} {
+				start := idle.clock.Now()
+				idle.SleepUntil(start + d)
+				if took := idle.clock.Now() - start; took < d {
+					t.Errorf("%s: slept %v, want %v", name, took, d)
+				}
+			}
+		})
 	}
 }
 
 // Wake ends a sleep or park under way and all later ones.
 func TestThreadIdleWakes(t *testing.T) {
 	var l line.Line
-	for _, wait := range []func(*threadIdle){
-		func(i *threadIdle) { i.SleepUntil(i.clock.Now() + time.Hour) },
-		func(i *threadIdle) {
-			now := i.clock.Now()
-			i.Park([]*Watch{{Line: &l}}, now, now+time.Hour)
-		},
-		func(i *threadIdle) {
-			i.spin = time.Hour
-			now := i.clock.Now()
-			i.Park([]*Watch{{Line: &l}}, now, now+time.Hour)
-		},
-	} {
-		idle := newThreadIdle(-1, time.Hour)
-		done := make(chan struct{})
-		go func() {
-			wait(idle) // returns, or the test times out
-			wait(idle)
-			close(done)
-		}()
-		time.Sleep(time.Millisecond)
-		idle.Wake()
-		<-done
+	for name, s := range sleepers(t) {
+		for what, wait := range map[string]func(*threadIdle){
+			"sleep": func(i *threadIdle) { i.SleepUntil(i.clock.Now() + time.Hour) },
+			"nap": func(i *threadIdle) {
+				now := i.clock.Now()
+				i.Park([]*Watch{{Line: &l}}, now, now+time.Hour)
+			},
+			"spin": func(i *threadIdle) {
+				i.spin = time.Hour
+				now := i.clock.Now()
+				i.Park([]*Watch{{Line: &l}}, now, now+time.Hour)
+			},
+		} {
+			t.Run(name+"/"+what, func(t *testing.T) {
+				idle := newThreadIdle(s(), -1, time.Hour)
+				ready, wake, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+				go func() {
+					defer close(done)
+					entered(t, idle, func() {
+						close(ready)
+						wait(idle) // returns, or the test times out
+						wait(idle)
+						<-wake
+					})
+				}()
+				<-ready
+				time.Sleep(time.Millisecond)
+				idle.Wake()
+				close(wake)
+				<-done
+			})
+		}
 	}
 }
+
+// A thread leaves a run with the timer slack that it came with.
+func TestThreadIsRestored(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before := timerSlack()
+	_, err := Run(context.Background(), Options{}, func(t *Task) error {
+		if inside := timerSlack(); before > 1 && inside != 1 {
+			return fmt.Errorf("timer slack %d ns in a run", inside)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if after := timerSlack(); after != before {
+		t.Errorf("timer slack %d ns, was %d", after, before)
+	}
+}
+
+// An executor that can't have its thread is refused before any task runs.
+func TestRefused(t *testing.T) {
+	cause := errors.New("no ring")
+	_, err := Run(context.Background(), Options{Executor: IOUring, Idle: refusing{err: cause}}, func(*Task) error {
+		t.Error("ran")
+		return nil
+	})
+	if !errors.Is(err, event.ExecutorRefused) || !errors.Is(err, cause) {
+		t.Errorf("error %v, want ExecutorRefused and the cause", err)
+	}
+}
+
+type refusing struct {
+	Idle
+	err error
+}
+
+func (r refusing) enter() error { return r.err }
+func (refusing) leave()         { panic("left without having entered") }

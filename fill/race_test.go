@@ -1,0 +1,5 @@
+//go:build race
+
+package fill_test
+
+const raceEnabled = true

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package fill
+
+func timerSlack() int { return 0 }
