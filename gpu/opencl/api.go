@@ -30,12 +30,14 @@ func (a *api) svm() bool {
 	return a.svmAlloc != 0 && a.svmFree != 0 && a.svmFill != 0 && a.svmCopy != 0 && a.setArgSVM != 0
 }
 
-func (a *api) resolve(sym func(name string) uintptr) error {
-	for _, e := range []struct {
-		dst      *uintptr
-		name     string
-		optional bool
-	}{
+type entry struct {
+	entry    *uintptr
+	name     string
+	optional bool // not in every library that is of use
+}
+
+func (a *api) entries() []entry {
+	return []entry{
 		{&a.getPlatformIDs, "clGetPlatformIDs", false},
 		{&a.getPlatformInfo, "clGetPlatformInfo", false},
 		{&a.getDeviceIDs, "clGetDeviceIDs", false},
@@ -71,9 +73,13 @@ func (a *api) resolve(sym func(name string) uintptr) error {
 		{&a.svmFree, "clSVMFree", true},
 		{&a.svmFill, "clEnqueueSVMMemFill", true},
 		{&a.svmCopy, "clEnqueueSVMMemcpy", true},
-	} {
-		*e.dst = sym(e.name)
-		if *e.dst == 0 && !e.optional {
+	}
+}
+
+func (a *api) resolve(sym func(name string) uintptr) error {
+	for _, e := range a.entries() {
+		*e.entry = sym(e.name)
+		if *e.entry == 0 && !e.optional {
 			return missing(e.name, "the OpenCL library does not export it (OpenCL 1.2 is needed)", nil)
 		}
 	}

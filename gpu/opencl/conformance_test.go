@@ -12,7 +12,23 @@ import (
 	"github.com/gpuline/gpuline/gpu/opencl"
 )
 
-func TestConformance(t *testing.T) {
+func TestConformance(t *testing.T) { conformance(t, opencl.New(opencl.Config{})) }
+
+// What most OpenCL devices without fine-grained memory, and OpenCL before 2.0,
+// can do: no words, events instead.
+func TestConformanceWithoutWords(t *testing.T) {
+	t.Run("coarse-grained", func(t *testing.T) {
+		conformance(t, opencl.Limited{Driver: opencl.New(opencl.Config{}), SVM: 1})
+	})
+	t.Run("OpenCL 1.2", func(t *testing.T) {
+		conformance(t, opencl.Limited{Driver: opencl.New(opencl.Config{}), SVM: ^uint64(0), Lack: "SVM"})
+	})
+	t.Run("no atomics", func(t *testing.T) {
+		conformance(t, opencl.Limited{Driver: opencl.New(opencl.Config{}), SVM: 3, Lack: "WithProperties"})
+	})
+}
+
+func conformance(t *testing.T, drv driver.Driver) {
 	drivertest.Run(t, func(t *testing.T) (driver.Driver, drivertest.Options) {
 		device(t)
 		f := newForeign(t)
@@ -36,7 +52,7 @@ func TestConformance(t *testing.T) {
 			}
 			return k, err
 		}
-		return opencl.New(opencl.Config{}), drivertest.Options{
+		return drv, drivertest.Options{
 			Work: func(s driver.Stream, dst driver.Mem, n int, value byte) error {
 				cl, _ := opencl.Of(s)
 				d, _ := opencl.DeviceOf(s.Device())

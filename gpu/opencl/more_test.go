@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"unsafe"
@@ -31,6 +32,43 @@ func TestMissingLibrary(t *testing.T) {
 		// A library that is there, but is no OpenCL: the error names what it lacks.
 		_, err = opencl.New(opencl.Config{Library: "libc.so.6"}).Devices()
 		wantCode(t, "libc", err, event.DriverMissing)
+	}
+}
+
+// Each missing entry point is named; those of later versions may be missing.
+func TestMissingEntryPoints(t *testing.T) {
+	for name, optional := range opencl.Entries() {
+		err := opencl.Missing(name)
+		if optional {
+			must(t, err)
+			continue
+		}
+		wantCode(t, name, err, event.DriverMissing)
+		if err != nil && !strings.Contains(err.Error(), name) {
+			t.Errorf("%v does not name %s", err, name)
+		}
+	}
+}
+
+func TestReasonsForNoStore(t *testing.T) {
+	device(t)
+	for want, l := range map[string]opencl.Limited{
+		"coarse-grained": {SVM: 1},
+		"clSVMAlloc":     {SVM: ^uint64(0), Lack: "SVM"},
+		"is 0":           {SVM: 0},
+	} {
+		l.Driver = opencl.New(opencl.Config{})
+		d, err := l.Open(0)
+		must(t, err)
+		if c := d.Caps(); c.StreamStore || !strings.Contains(c.NoStore, want) || !c.Events {
+			t.Errorf("caps %+v, want a reason with %q", c, want)
+		}
+		_, err = d.AllocHost(64)
+		wantCode(t, "AllocHost", err, event.NotSupported)
+		if _, err = d.Alloc(64); want != "coarse-grained" {
+			wantCode(t, "Alloc", err, event.NotSupported)
+		}
+		must(t, d.Close())
 	}
 }
 

@@ -16,6 +16,7 @@ type sigaction struct{ handler, flags, restorer, mask uint64 }
 const (
 	saOnStack   = 0x08000000
 	saResetHand = 0x80000000
+	sigIgn      = 1
 	numSignals  = 64
 )
 
@@ -33,11 +34,11 @@ var signals struct {
 // or write a handler it did not install.
 //
 // Invariant: the handlers found when no call is under way are those of the Go
-// program, and they are what is put back once no call is under way again, byte
-// for byte. Left alone are a handler that is now Go's own (signal.Notify ran
-// meanwhile; SIGURG's tells which that is, the runtime preempts with it), and one
-// for SIGFPE that is not a crash handler: PoCL's makes integer division by zero
-// in a kernel harmless, and without it such a kernel would end the process. It
+// program, and they are what is put back, byte for byte, once no call is under way
+// again. Left alone are a handler that has become Go's own (signal.Notify ran
+// meanwhile; the one for SIGURG, with which the runtime preempts, tells which that
+// is), and one for SIGFPE that is not a crash handler: PoCL's makes integer division
+// by zero in a kernel harmless, and without it such a kernel ends the process. It
 // only gets SA_ONSTACK, without which it may not run on a goroutine's stack.
 func keepSignals(f func()) {
 	s := &signals
@@ -57,11 +58,13 @@ func keepSignals(f func()) {
 		if s.depth > 0 {
 			return
 		}
+		goHandler := s.before[unix.SIGURG].handler
 		for i := 1; i <= numSignals; i++ {
 			before, now := s.before[i], getAction(i)
 			switch {
-			case now == before || now.handler == s.before[unix.SIGURG].handler:
-			case i == int(unix.SIGFPE) && now.handler > 1 && now.flags&saResetHand == 0:
+			case now == before:
+			case now.handler == goHandler && before.handler != goHandler:
+			case i == int(unix.SIGFPE) && now.handler > sigIgn && now.flags&saResetHand == 0:
 				now.flags |= saOnStack
 				setAction(i, now)
 			default:

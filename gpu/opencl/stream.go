@@ -127,10 +127,10 @@ func (s *Stream) failure() error {
 
 // queued notes the event of a command that was just queued.
 //
-// The commands before it are looked at only now, and that order closes a gap: one
-// that has failed by now fails the stream, whatever becomes of the new command;
-// one that is still pending has the new command behind it, which fails with it. An
-// event wait list would tell the driver the same, but PoCL 3.1 and 6.0 never end a
+// The command before it is looked at only now, and that order closes a gap: if it
+// has failed by now, the stream fails, whatever becomes of the new command; if it
+// is still pending, the new one was queued behind it and fails with it. An event
+// wait list would tell the driver the same, but PoCL 3.1 and 6.0 never end a
 // command that waits for an event which has already failed, and clFinish hangs.
 //
 // Every event is held until its command has ended: PoCL 3.1 aborts the process
@@ -139,7 +139,9 @@ func (s *Stream) queued(ev uintptr) error {
 	s.st.Lock()
 	defer s.st.Unlock()
 	s.stale = 0
-	s.drain()
+	if s.drain(); !s.pending.empty() {
+		s.ended(s.pending.back())
+	}
 	s.pending.push(ev)
 	return s.failed
 }
