@@ -435,34 +435,30 @@ func (s *Stream) Store(host uintptr, dev uint64, value uint64) error {
 	switch {
 	case drop || s.d.cfg.Lie == LieNever:
 		return s.queue(item{kind: itemTimed, e: entry{op: opNop}})
-	case hold || s.d.cfg.Lie == LieSync:
-		wordAt(e.a).Publish()
-		// In its turn it joins what is held, unless that has been released by then.
-		return s.Run(func() error {
-			s.d.mu.Lock()
-			defer s.d.mu.Unlock()
-			s.mu.Lock()
-			held := s.hold || s.d.cfg.Lie == LieSync
-			s.mu.Unlock()
-			if held {
-				s.d.held = append(s.d.held, late{s, e})
-			} else {
-				e.at = clock()
-				s.d.pushLate(e)
-			}
-			return nil
-		})
-	case delay > 0:
-		wordAt(e.a).Publish()
-		return s.Run(func() error {
-			e.at = clock() + int64(delay)
-			s.d.mu.Lock()
-			defer s.d.mu.Unlock()
-			s.d.pushLate(e)
-			return nil
-		})
+	case hold || s.d.cfg.Lie == LieSync || delay > 0:
+		return s.storeLater(e, delay)
 	}
 	return s.queue(item{kind: itemTimed, e: e})
+}
+
+// storeLater queues a store that leaves the queue in its turn and lands later:
+// after the delay, or when it is released.
+func (s *Stream) storeLater(e entry, delay time.Duration) error {
+	wordAt(e.a).Publish()
+	return s.Run(func() error {
+		s.d.mu.Lock()
+		defer s.d.mu.Unlock()
+		s.mu.Lock()
+		held := s.hold || s.d.cfg.Lie == LieSync // perhaps released by now
+		s.mu.Unlock()
+		if held {
+			s.d.held = append(s.d.held, late{s, e})
+		} else {
+			e.at = clock() + int64(delay)
+			s.d.pushLate(e)
+		}
+		return nil
+	})
 }
 
 // StoreTime returns when the stream's engine made the store of value, on the
