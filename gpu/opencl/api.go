@@ -196,8 +196,7 @@ const (
 	clMemSVMFineGrainBuffer = 1 << 10
 	clMemSVMAtomics         = 1 << 11
 
-	clContextDevices  = 0x1081
-	clContextPlatform = 0x1084
+	clContextDevices = 0x1081
 
 	clQueueContext    = 0x1090
 	clQueueDevice     = 0x1091
@@ -211,9 +210,8 @@ const (
 	clProgramBuildLog = 0x1183
 	clKernelNumArgs   = 0x1191
 
-	clDeviceNotFound          = -1
-	clExecStatusErrorWaitList = -14
-	clPlatformNotFoundKHR     = -1001
+	clDeviceNotFound      = -1
+	clPlatformNotFoundKHR = -1001
 )
 
 // statusNames are the error codes of CL/cl.h and cl_ext.h.

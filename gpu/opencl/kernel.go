@@ -172,7 +172,8 @@ type Local int
 // arguments, in the kernel's order, are driver.Mem for pointers to global memory,
 // Local for pointers to local memory, and int8 to int64, uint8 to uint64, float32
 // and float64 for scalars of exactly that size. Memory must stay allocated until
-// the work is done.
+// the work is done. The driver may keep the launch to itself until the next Store,
+// Record, Query, Sync or Close of the stream flushes the queue.
 //
 // Errors: event.InvalidArgument for arguments that don't fit, event.ForeignStream
 // for a kernel of another Device, the stream's failure, event.Backend.

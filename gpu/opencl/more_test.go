@@ -2,6 +2,7 @@ package opencl_test
 
 import (
 	"errors"
+	"io"
 	"os"
 	"runtime"
 	"strings"
@@ -397,4 +398,21 @@ func BenchmarkQuery(b *testing.B) {
 		}
 	}
 	must(b, open(0))
+}
+
+// The example has no Output comment, since it needs a device; so it is run here.
+func TestExample(t *testing.T) {
+	device(t)
+	r, w, err := os.Pipe()
+	must(t, err)
+	stdout := os.Stdout
+	os.Stdout = w
+	Example()
+	os.Stdout = stdout
+	must(t, w.Close())
+	got, err := io.ReadAll(r)
+	must(t, err)
+	if string(got) != "[0 1 4 9 16 25 36 49]\n" {
+		t.Errorf("the example printed %q", got)
+	}
 }
