@@ -54,6 +54,8 @@ type Stream struct {
 
 	confirming atomic.Int32 // goroutines waiting for a status query
 
+	asked atomic.Uint64 // the newest number that Descriptor was asked for
+
 	// Of the health tick alone: since when the device has called the work done
 	// with the word at lostAt.
 	lostSince time.Time
@@ -62,7 +64,7 @@ type Stream struct {
 
 // underWay reports whether somebody depends on the stream's progress.
 func (s *Stream) underWay() bool {
-	return s.watch.Pending() > 0 || s.holds.Load() > 0 || s.confirming.Load() > 0
+	return s.watch.Pending() > 0 || s.holds.Load() > 0 || s.confirming.Load() > 0 || s.lookedAt()
 }
 
 // Device returns the stream's device.
