@@ -122,9 +122,9 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 	defer handles.Put(h)
 	start := poller.Now()
 	point := s.points[p.band]
-	slept := false
+	slept, spun := false, false
 	if look := p.look(s); look > 0 {
-		h.wt.Look, h.wt.Early = look, true
+		h.wt.Look, h.wt.Early, h.wt.Spun = look, true, false
 		err := s.park(ctx, h, seq)
 		if err != poller.ErrLook {
 			if err == nil && h.wt.DoneAt > 0 {
@@ -137,6 +137,7 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 	if p.spin > 0 && acquireSpin() {
 		seen, pending, err := s.spin(ctx, seq, p.spin)
 		releaseSpin()
+		spun = true
 		if err != nil {
 			return err
 		}
@@ -153,7 +154,7 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 			return nil
 		}
 	}
-	h.wt.Look, h.wt.Early = 0, false
+	h.wt.Look, h.wt.Early, h.wt.Spun = 0, false, spun
 	err := s.park(ctx, h, seq)
 	if err == nil {
 		point.Exact(poller.Now() - start)
@@ -272,7 +273,7 @@ func (s *Stream) waitBlocked(ctx context.Context, seq uint64) error {
 	// The word may trail the driver's own status by a moment.
 	h := handles.Get().(*handle)
 	defer handles.Put(h)
-	h.wt.Look, h.wt.Early = 0, false
+	h.wt.Look, h.wt.Early, h.wt.Spun = 0, false, false
 	return s.park(ctx, h, seq)
 }
 

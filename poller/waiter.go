@@ -406,6 +406,9 @@ func (w *Waiter) scan(now int64, collect bool) (s sight) {
 			}
 			if x.spinFor != m || x.spinUntil == 0 {
 				x.spinFor, x.spinUntil = m, satAdd(now, w.cfg.Spin)
+				if x.spun.Load() {
+					x.spinUntil = now
+				}
 			}
 			if now < x.spinUntil {
 				s.hots++

@@ -29,6 +29,9 @@ type Wait struct {
 	// Early asks for Complete with ErrLook at the end of Look when the word has
 	// not been reached by then, so that the owner can watch the word himself.
 	Early bool
+	// Spun says that the owner has just looked for some time himself: the waiter
+	// goes straight to its naps.
+	Spun bool
 
 	// DoneAt is when the completion was seen, on the clock of Now.
 	DoneAt time.Duration
@@ -82,6 +85,7 @@ type Watch struct {
 	look  atomic.Int64  // when the earliest wait may first complete, while n > 0
 	n     atomic.Int64  // pending waits
 	early atomic.Bool   // the earliest wait has Early set
+	spun  atomic.Bool   // the earliest wait has Spun set
 
 	confirmed atomic.Uint64 // everything up to here is known to have succeeded
 	failed    atomic.Pointer[stickyError]
@@ -226,6 +230,7 @@ func (x *Watch) refresh() {
 		x.min.Store(h.target)
 		x.look.Store(h.lookAt)
 		x.early.Store(h.Early)
+		x.spun.Store(h.Spun)
 	}
 }
 
