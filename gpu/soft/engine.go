@@ -130,6 +130,8 @@ func (g *goEngine) perform(i int, e *entry) {
 	case opSignal:
 		wordAt(e.a).Store(e.b)
 		g.bell()
+	case opPost:
+		post(int(e.a))
 	case opFault:
 		m.ctl.fault.Store(1)
 		g.bell()

@@ -140,6 +140,8 @@ next:
 	JEQ  signal
 	CMPQ AX, $6
 	JEQ  fault
+	CMPQ AX, $8
+	JEQ  post
 
 opdone:
 	INCQ R8
@@ -196,13 +198,19 @@ signal:
 	MOVQ DX, (DI)
 	JMP  ringbell
 
+post:
+	MOVQ e_a, DI
+	JMP  writeone
+
 fault:
 	MOVL $1, AX
 	XCHGL AX, c_fault
 
 ringbell:
-	MOVL $SYS_write, AX
 	MOVQ c_bell, DI
+
+writeone:
+	MOVL $SYS_write, AX
 	LEAQ 224(R12), SI
 	MOVL $8, DX
 	SYSCALL

@@ -11,5 +11,9 @@ func monotonicOffset() int64 { return 0 }
 
 func futexWakeAll(uint64) {}
 
+func post(int) {}
+
+const canPost = false
+
 // waitWord has no futex to wait on: it sleeps for a moment.
 func waitWord(_ uint64, _ uint32, d time.Duration) { time.Sleep(min(d, time.Millisecond)) }

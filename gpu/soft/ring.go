@@ -57,6 +57,7 @@ const (
 	opSignal // word a = b, then ring the bell
 	opFault  // the device fails here
 	opWake   // word a = b, then wake who waits on it (futex); also after a fault
+	opPost   // write 1 to the eventfd a
 )
 
 // entry is one operation of a ring, due at a time of CLOCK_MONOTONIC.

@@ -338,6 +338,16 @@ func (s *Stream) HostFunc(f func()) error {
 	return s.Run(func() error { f(); return nil })
 }
 
+// Signal queues a write of 1 to the eventfd fd, made by the store engine like a
+// store: what a driver with fence descriptors does, for comparison with the word.
+// The descriptor must stay open until the stream has come to it. Linux only.
+func (s *Stream) Signal(fd int) error {
+	if !canPost {
+		return event.New(event.NotSupported, "signal of a descriptor", "there are no eventfds on this system")
+	}
+	return s.queue(item{kind: itemTimed, e: entry{op: opPost, a: uint64(fd)}})
+}
+
 // Gate queues work that lasts until open is called. open may be called any number
 // of times.
 func (s *Stream) Gate() (open func(), err error) {
