@@ -116,6 +116,11 @@ func TestDeviceFaults(t *testing.T) {
 			s, device := newStream(t, d)
 			sd, _ := soft.DeviceOf(d)
 			_, err := fill.Run(context.Background(), fill.Options{}, func(t *fill.Task) error {
+				// The mark is queued before anything goes wrong.
+				open, err := device.Gate()
+				if err != nil {
+					return err
+				}
 				if err := c.do(device, sd); err != nil {
 					return err
 				}
@@ -123,6 +128,7 @@ func TestDeviceFaults(t *testing.T) {
 				if err != nil {
 					return err
 				}
+				open()
 				return t.Wait(s, seq)
 			})
 			if !errors.Is(err, c.want) {

@@ -58,9 +58,9 @@ func WritePoints[K comparable](w io.Writer, e *plan.Estimator[K]) error {
 	for _, r := range e.Table() {
 		prediction := "none"
 		if r.Samples > 0 {
-			prediction = r.Prediction.String()
+			prediction = r.Prediction.Round(time.Microsecond).String()
 		}
-		_, _ = fmt.Fprintf(tw, "%v\t%s\t%v\t%d\t%d\t\n", r.Key, prediction, r.Sleep, r.Samples, r.Late)
+		_, _ = fmt.Fprintf(tw, "%v\t%s\t%v\t%d\t%d\t\n", r.Key, prediction, r.Sleep.Round(time.Microsecond), r.Samples, r.Late)
 	}
 	return tw.Flush() // reports the errors of the writes, too
 }
@@ -91,6 +91,7 @@ func (t *Task) WaitPlan(p plan.Plan, pt *plan.Point, port event.Port, d line.Des
 
 func (t *Task) spend(p plan.Plan, pt *plan.Point, port event.Port, d line.Descriptor, start time.Duration) (r event.Report, err error) {
 	if p.Kind() == plan.Block || t.r.inline {
+		defer t.blocked(start)
 		return event.Report{Kind: event.Blocked}, port.Block()
 	}
 	if done, err := port.Query(); done || err != nil {
@@ -137,6 +138,12 @@ func (t *Task) spend(p plan.Plan, pt *plan.Point, port event.Port, d line.Descri
 	}
 }
 
+// blocked counts a wait since start that was none of the run's own.
+func (t *Task) blocked(start time.Duration) {
+	t.r.stats.Blocked++
+	t.r.stats.Idle += t.Now() - start
+}
+
 // armed is d, or no descriptor at all where the word is not looked at.
 func armed(d line.Descriptor, word bool) line.Descriptor {
 	if !word {
@@ -173,6 +180,7 @@ func (t *Task) Wait(s Stream, seq uint64) error { return t.WaitPoint(nil, s, seq
 func (t *Task) WaitPoint(p *plan.Point, s Stream, seq uint64) error {
 	t.check()
 	if t.r.inline {
+		defer t.blocked(t.Now())
 		return s.Wait(t.r.ctx, seq)
 	}
 	d, err := s.Descriptor(seq)

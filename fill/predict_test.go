@@ -325,7 +325,7 @@ func TestWaitPlan(t *testing.T) {
 			if c.known > 0 {
 				p.Exact(c.known)
 			}
-			r.mustRun(func(task *fill.Task) error {
+			s := r.mustRun(func(task *fill.Task) error {
 				report, err := task.WaitPlan(mustParse(t, c.plan), p, &c.port, c.port.d)
 				if err != c.err {
 					t.Errorf("error %v, want %v", err, c.err)
@@ -335,6 +335,9 @@ func TestWaitPlan(t *testing.T) {
 				}
 				return nil
 			})
+			if s.Idle != r.clock.Now() || s.Blocked != uint64(strings.Count(c.calls, "block")) {
+				t.Errorf("idle for %v of %v, %d waits blocked", s.Idle, r.clock.Now(), s.Blocked)
+			}
 			if got := strings.Join(c.port.calls, ", "); got != c.calls {
 				t.Errorf("calls %s, want %s", got, c.calls)
 			}

@@ -51,8 +51,10 @@ type Stats struct {
 	Expired uint64 // polls because a deadline passed
 	Slept   uint64 // sleeps with only times to wait for
 	Parked  uint64 // parks on lines
+	Blocked uint64 // blocking waits of ports and streams
 	Looks   uint64 // lines looked at
-	// Idle is the time spent in sleeps and parks, Total all of the run.
+	// Idle is the time spent in sleeps, parks and blocking waits, Total all of the
+	// run.
 	Idle, Total time.Duration
 	// LongestPoll is the longest time that a task kept the thread.
 	LongestPoll time.Duration
