@@ -213,8 +213,11 @@ func (e *Error) Error() string {
 		}
 	}
 	if e.Err != nil {
-		b.WriteString(": ")
-		b.WriteString(strings.TrimPrefix(e.Err.Error(), "gpuline: "))
+		// Arguments often quote the cause; once is enough.
+		if cause := strings.TrimPrefix(e.Err.Error(), "gpuline: "); !strings.Contains(b.String(), cause) {
+			b.WriteString(": ")
+			b.WriteString(cause)
+		}
 	}
 	return b.String()
 }
