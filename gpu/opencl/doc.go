@@ -19,11 +19,11 @@
 // # Failure
 //
 // OpenCL reports failed work in one place only: the status of that command's
-// event. clFinish says success behind work that was never run, and at least PoCL
-// 3.1 and 6.0 run commands that are queued after the failure as if nothing had happened.
+// event. clFinish says success behind work that was never run, and PoCL 3.1 and
+// 6.0 run a command that is queued after the failure as if nothing had happened.
 // So a Stream follows the event of every command that goes through it, and
 // remembers the first failure: from then on its Query, Sync and every enqueue
-// return that error. Query looks at the newest event, with one clGetEventInfo.
+// return that error. While work is pending a Query is one clGetEventInfo.
 //
 // Work that other code queues, on an adopted queue or through Stream.Handle, is
 // known only by markers that Query puts behind it. Such work fails unseen when

@@ -292,9 +292,9 @@ func (r *recorded) Release() {
 }
 
 // Query reports whether the work queued so far is done, or the stream's failure.
-// It costs one clGetEventInfo. On a stream whose queue other code has (adopted,
-// or Handle was called) it also puts a marker behind that code's work; see
-// maxLook for the one case in which it looks at that for longer.
+// While work is pending it costs one clGetEventInfo. On a stream whose queue other
+// code has (adopted, or Handle was called) it also puts a marker behind that code's
+// work; see maxLook for the one case in which it looks at that for longer.
 func (s *Stream) Query() (bool, error) {
 	ok := s.enter()
 	defer s.leave()
