@@ -196,6 +196,12 @@ const spinSlice = 5 * time.Microsecond
 // spin looks at the word for at most d. pending reports that it was once seen
 // not reached.
 func (s *Stream) spin(ctx context.Context, seq uint64, d time.Duration) (seen, pending bool, err error) {
+	if d > time.Millisecond {
+		// Longer than the health tick should look away.
+		s.unwatched.Add(1)
+		defer s.unwatched.Add(-1)
+		s.d.health.wake()
+	}
 	done := ctx.Done()
 	end := time.Duration(math.MaxInt64)
 	if d < time.Hour {
@@ -251,6 +257,9 @@ func (s *Stream) confirmed(ctx context.Context, seq uint64) error {
 // a goroutine of its own so that ctx can still end the wait.
 func (s *Stream) waitBlocked(ctx context.Context, seq uint64) error {
 	s.d.blocked.Add(1)
+	s.unwatched.Add(1)
+	defer s.unwatched.Add(-1)
+	s.d.health.wake()
 	c := make(chan error, 1)
 	go func() {
 		if !s.gate.enter() {

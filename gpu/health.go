@@ -255,8 +255,8 @@ func (c *confirmer) confirm(ctx context.Context, s *Stream, seq uint64) error {
 		c.wg.Add(1)
 		go c.run()
 	})
-	s.confirming.Add(1)
-	defer s.confirming.Add(-1)
+	s.unwatched.Add(1)
+	defer s.unwatched.Add(-1)
 	c.d.health.wake()
 	reply := replies.Get().(chan error)
 	select {

@@ -254,9 +254,18 @@ func (d *Device) selfTest(ctx context.Context) (err error) {
 	}
 	defer func() {
 		// A store that was only late must not land in freed memory: Close settles
-		// first, and leaks the page when that fails.
-		if cerr := page.Close(); err == nil {
-			err = cerr
+		// first, and leaks the page when that fails. Settling may block on a broken
+		// device, and is then given up.
+		closed := make(chan error, 1)
+		go func() { closed <- page.Close() }()
+		select {
+		case cerr := <-closed:
+			if err == nil {
+				err = cerr
+			}
+		case <-time.After(d.opt.closeBound):
+			leaks.Add(1)
+			err = errors.Join(err, event.New(event.Leaked, "host page of "+d.name, "the device has not settled within "+d.opt.closeBound.String()))
 		}
 	}()
 	s, err := d.dev.NewStream()

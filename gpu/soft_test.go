@@ -150,6 +150,29 @@ func TestSoftFaults(t *testing.T) {
 	}
 }
 
+// Under plans whose waits do not pass through the waiter, a hung or failed device
+// ends them all the same.
+func TestFaultsUnderOtherPlans(t *testing.T) {
+	for _, text := range []string{"block", "poll", "flag:park_us=100,backstop_us=1000", "staged:spin_us=10000,nap_us=100,backstop_us=1000"} {
+		t.Run(text, func(t *testing.T) {
+			d := openSoft(t, soft.Config{}, gpu.WithPlan(text))
+			s, ss := newStream(t, d)
+			must(t, s.Wait(context.Background(), markOn(t, s)))
+			sd, _ := soft.DeviceOf(d)
+			must(t, ss.Work(time.Hour))
+			seq := markOn(t, s)
+			errs := make(chan error)
+			go func() { errs <- s.Wait(context.Background(), seq) }()
+			time.AfterFunc(5*time.Millisecond, sd.BlockQueries)
+			defer sd.Lose("the test is over")
+			defer sd.UnblockQueries()
+			if err := <-errs; !errors.Is(err, event.DeviceLost) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
 // Stores that are late or out of order between streams are no fault.
 func TestLateAndOutOfOrderStores(t *testing.T) {
 	d := openSoft(t, soft.Config{}, gpu.WithHealth(2*time.Millisecond, time.Second, 10*time.Second))

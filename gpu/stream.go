@@ -52,7 +52,7 @@ type Stream struct {
 
 	closeOnce sync.Once
 
-	confirming atomic.Int32 // goroutines waiting for a status query
+	unwatched atomic.Int32 // waits that the waiter does not know of
 
 	asked atomic.Uint64 // the newest number that Descriptor was asked for
 
@@ -64,7 +64,7 @@ type Stream struct {
 
 // underWay reports whether somebody depends on the stream's progress.
 func (s *Stream) underWay() bool {
-	return s.watch.Pending() > 0 || s.holds.Load() > 0 || s.confirming.Load() > 0 || s.lookedAt()
+	return s.watch.Pending() > 0 || s.holds.Load() > 0 || s.unwatched.Load() > 0 || s.lookedAt()
 }
 
 // Device returns the stream's device.

@@ -314,14 +314,15 @@ func (w *Waiter) run() {
 	defer close(w.done)
 	fresh := true
 	for !w.stop.Load() {
-		if w.admit() && fresh {
+		w.admit()
+		now := nanotime()
+		s := w.scan(now, true)
+		if fresh && s.busy > 0 {
 			fresh = false
 			if w.cfg.Busy != nil {
 				w.cfg.Busy()
 			}
 		}
-		now := nanotime()
-		s := w.scan(now, true)
 		if s.work {
 			w.deliver(now)
 			// The woken goroutine is next on this thread's P: let it run here.
@@ -340,13 +341,12 @@ func (w *Waiter) run() {
 	}
 }
 
-// admit takes over newly busy watches and reports whether there were any.
-func (w *Waiter) admit() bool {
-	x := w.incoming.Load()
-	if x == nil {
-		return false
+// admit takes over newly busy watches.
+func (w *Waiter) admit() {
+	if w.incoming.Load() == nil {
+		return
 	}
-	x = w.incoming.Swap(nil)
+	x := w.incoming.Swap(nil)
 	w.scanMu.Lock()
 	for x != nil {
 		next := x.nextIn
@@ -355,7 +355,6 @@ func (w *Waiter) admit() bool {
 		x = next
 	}
 	w.scanMu.Unlock()
-	return true
 }
 
 // sight is what one scan found.
