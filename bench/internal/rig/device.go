@@ -1,0 +1,73 @@
+package rig
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gpuline/gpuline/gpu"
+	"github.com/gpuline/gpuline/gpu/driver"
+	"github.com/gpuline/gpuline/gpu/soft"
+	"github.com/gpuline/gpuline/plan"
+)
+
+// Plans of our methods: what the library does when told nothing, and that without
+// the prediction.
+const (
+	planDefault = ""
+	planPlain   = "plain"
+)
+
+// plainPlan is the default plan of this machine without its prediction.
+func plainPlan() string {
+	p := plan.Default(gpu.PlanCaps(true, ""))
+	text := p.String()
+	for i := range text {
+		if text[i] == '+' {
+			return text[:i]
+		}
+	}
+	return text
+}
+
+// openDevice opens the driver's device. The soft device's store engine is
+// a process of its own, so that its CPU time is not charged to the program.
+func openDevice(name, planText string) (*gpu.Device, error) {
+	var opts []gpu.Option
+	switch name {
+	case "soft", "":
+		opts = append(opts, gpu.Using(soft.New(soft.Config{Process: true})))
+	default:
+		opts = append(opts, gpu.WithDriver(name))
+	}
+	if planText == planPlain {
+		planText = plainPlan()
+	}
+	if planText != "" {
+		opts = append(opts, gpu.WithPlan(planText))
+	}
+	d, err := gpu.Open(context.Background(), opts...)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", name, err)
+	}
+	return d, nil
+}
+
+// worker queues device work of a stated length.
+type worker interface {
+	work(s driver.Stream, d time.Duration) error
+	close() error
+}
+
+func newWorker(d *gpu.Device) (worker, error) {
+	switch d.Driver().(type) {
+	case *soft.Device:
+		return softWorker{}, nil
+	}
+	return nil, skipped("no device work of stated length for driver " + d.Info().Driver)
+}
+
+type softWorker struct{}
+
+func (softWorker) work(s driver.Stream, d time.Duration) error { return s.(*soft.Stream).Work(d) }
+func (softWorker) close() error                                { return nil }

@@ -1,0 +1,48 @@
+package sys
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ThreadCPU returns the calling thread's CPU time so far.
+func ThreadCPU() time.Duration {
+	var ru unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &ru)
+	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+}
+
+// Pin ties the calling thread to the n-th processor that it may use, counted from
+// the end for negative n.
+func Pin(n int) error {
+	var may, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil {
+		return err
+	}
+	if n < 0 {
+		n += may.Count()
+	}
+	for cpu := range 8 * len(may) * 8 {
+		if may.IsSet(cpu) {
+			if n == 0 {
+				one.Set(cpu)
+				return unix.SchedSetaffinity(0, &one)
+			}
+			n--
+		}
+	}
+	return unix.EINVAL
+}
+
+// TimerSlack returns the calling thread's timer slack.
+func TimerSlack() time.Duration {
+	n, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
+	if err != nil {
+		return 0
+	}
+	return time.Duration(n)
+}
+
+// SetTimerSlack sets the calling thread's timer slack.
+func SetTimerSlack(d time.Duration) { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(d), 0, 0, 0) }
