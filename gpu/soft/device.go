@@ -1,7 +1,6 @@
 package soft
 
 import (
-	"errors"
 	"os"
 	"strconv"
 	"sync"
@@ -34,6 +33,7 @@ type Device struct {
 	wg   sync.WaitGroup // the front
 
 	gone    chan struct{} // closed when the device shuts down
+	faulted chan struct{} // closed with the first fault
 	queries blocker
 	fault   atomic.Pointer[event.Error]
 
@@ -74,7 +74,7 @@ func open(cfg Config, info driver.Info) (*Device, error) {
 	d := &Device{
 		cfg: cfg, info: info, mem: m, words: words, refs: 1,
 		pages: map[uintptr]*line.Mapping{}, device: map[driver.Mem]*line.Mapping{}, sizes: map[driver.Mem]int{},
-		streams: map[*Stream]struct{}{}, engines: make([]int64, cfg.Engines), gone: make(chan struct{}),
+		streams: map[*Stream]struct{}{}, engines: make([]int64, cfg.Engines), gone: make(chan struct{}), faulted: make(chan struct{}),
 	}
 	if err := d.startEngine(); err != nil {
 		_ = words.Close()
@@ -144,7 +144,9 @@ func (d *Device) Lose(why string) {
 }
 
 func (d *Device) setFault(e *event.Error) {
-	d.fault.CompareAndSwap(nil, e)
+	if d.fault.CompareAndSwap(nil, e) {
+		close(d.faulted)
+	}
 }
 
 // wakeAll ends blocking waits after a fault.
@@ -242,6 +244,10 @@ func (d *Device) AllocHost(n int) (uintptr, error) {
 	at := m.Lines[0][0].Addr()
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.refs == 0 {
+		_ = m.Close()
+		return 0, event.New(event.Closed, "soft device")
+	}
 	d.pages[at] = m
 	return at, nil
 }
@@ -296,6 +302,10 @@ func (d *Device) Settle() error {
 		if err := s.drain(); err != nil && d.Err() == nil {
 			return err
 		}
+		// Behind a fault nothing lands, unless the device was made so that it does.
+		for d.mem.ctl.fault.Load() == 0 && !s.done() {
+			time.Sleep(50 * time.Microsecond)
+		}
 	}
 	for !d.mem.empty(d.lateRing) {
 		time.Sleep(50 * time.Microsecond)
@@ -334,6 +344,10 @@ func (d *Device) Alloc(n int) (driver.Mem, error) {
 	at := driver.Mem(m.Lines[0][0].Addr())
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.closed || d.refs == 0 {
+		_ = m.Close()
+		return 0, event.New(event.Closed, "soft device")
+	}
 	d.device[at], d.sizes[at] = m, n
 	return at, nil
 }
@@ -439,8 +453,6 @@ func (d *Device) front() {
 		}
 	}
 }
-
-var errStopped = errors.New("soft: device is gone")
 
 // futures is a place to block in until told, like a vendor's blocking wait.
 type futures struct {

@@ -98,19 +98,91 @@ func (d *Device) AdoptStream(handle uintptr) (driver.Stream, error) {
 	defer d.mu.Unlock()
 	for s := range d.streams {
 		if s.number == handle {
-			return &adopted{s}, nil
+			return &adopted{Stream: s}, nil
 		}
 	}
 	return nil, event.New(event.ForeignStream, "adopt of "+strconv.FormatUint(uint64(handle), 10), "no stream of this device has this handle").WithStatus(event.StatusForeign)
 }
 
-// adopted is a stream whose owner is somebody else.
-type adopted struct{ *Stream }
-
-func (adopted) Close() error { return nil }
+// adopted is a stream whose owner is somebody else. Closing it ends its use, and
+// leaves the owner's stream alone.
+type adopted struct {
+	*Stream
+	shut atomic.Bool
+}
 
 // Driver makes Of work on an adopted stream.
-func (a adopted) Driver() driver.Stream { return a.Stream }
+func (a *adopted) Driver() driver.Stream { return a.Stream }
+
+func (a *adopted) Close() error {
+	a.shut.Store(true)
+	return nil
+}
+
+func (a *adopted) open() error {
+	if a.shut.Load() {
+		return errClosed
+	}
+	return nil
+}
+
+func (a *adopted) Store(host uintptr, dev uint64, value uint64) error {
+	if err := a.open(); err != nil {
+		return err
+	}
+	return a.Stream.Store(host, dev, value)
+}
+
+func (a *adopted) Record() (driver.Event, error) {
+	if err := a.open(); err != nil {
+		return nil, err
+	}
+	return a.Stream.Record()
+}
+
+func (a *adopted) Query() (bool, error) {
+	if err := a.open(); err != nil {
+		return false, err
+	}
+	return a.Stream.Query()
+}
+
+func (a *adopted) Sync() error {
+	if err := a.open(); err != nil {
+		return err
+	}
+	return a.Stream.Sync()
+}
+
+func (a *adopted) Capturing() (bool, error) {
+	if err := a.open(); err != nil {
+		return false, err
+	}
+	return a.Stream.Capturing()
+}
+
+func (a *adopted) CopyToDevice(dst driver.Mem, src unsafe.Pointer, n int) error {
+	if err := a.open(); err != nil {
+		return err
+	}
+	return a.Stream.CopyToDevice(dst, src, n)
+}
+
+func (a *adopted) CopyToHost(dst unsafe.Pointer, src driver.Mem, n int) error {
+	if err := a.open(); err != nil {
+		return err
+	}
+	return a.Stream.CopyToHost(dst, src, n)
+}
+
+func (a *adopted) Fill(dst driver.Mem, value byte, n int) error {
+	if err := a.open(); err != nil {
+		return err
+	}
+	return a.Stream.Fill(dst, value, n)
+}
+
+var errClosed = event.New(event.Closed, "soft stream")
 
 // Device implements driver.Stream.
 func (s *Stream) Device() driver.Device { return s.d }
@@ -176,7 +248,7 @@ func (s *Stream) queue(it item) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return event.New(event.Closed, "soft stream")
+		return errClosed
 	}
 	if it.kind == itemTimed && len(s.todo) == 0 && s.passed == s.fenced && s.d.mem.room(s.ring) {
 		s.hand(it.dur, it.e)
@@ -271,29 +343,26 @@ func (s *Stream) runFunctions() {
 		return
 	}
 	s.running = true
-	for len(s.todo) > 0 && s.todo[0].kind != itemTimed && s.d.Err() == nil {
+	for len(s.todo) > 0 && s.todo[0].kind != itemTimed {
 		it := s.todo[0]
 		s.mu.Unlock()
-		var err error
-		if it.kind == itemGate {
+		switch {
+		case s.d.Err() != nil: // nothing runs behind a fault
+		case it.kind == itemGate:
 			select {
 			case <-it.gate:
 			case <-s.d.gone:
-				err = errStopped
+			case <-s.d.faulted:
 			}
-		} else {
+		default:
 			s.d.funcs.Add(1)
-			err = it.fn()
-		}
-		if err != nil && err != errStopped {
-			s.d.failWork(err)
+			if err := it.fn(); err != nil {
+				s.d.failWork(err)
+			}
 		}
 		s.mu.Lock()
 		s.todo[0] = item{}
 		s.todo = s.todo[1:]
-		if len(s.todo) == 0 || s.todo[0].kind == itemTimed {
-			break
-		}
 	}
 	s.finish = max(s.finish, clock())
 	s.passed = s.fenced
@@ -381,6 +450,9 @@ func (s *Stream) setCapture(on bool) {
 func (s *Stream) Capturing() (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return false, errClosed
+	}
 	return s.capturing, nil
 }
 
@@ -428,12 +500,12 @@ func (s *Stream) ReleaseStores() {
 
 // Store implements driver.Stream.
 func (s *Stream) Store(host uintptr, dev uint64, value uint64) error {
-	if dev != uint64(host)+deviceOffset {
-		return event.New(event.Backend, "store to an address that is not the device's", strconv.Itoa(StatusIllegalAddress)).WithStatus(StatusIllegalAddress)
-	}
 	switch s.d.cfg.Lie {
 	case LieUnsupported, NoStores:
 		return event.New(event.NotSupported, "store from a stream", "status 801").WithStatus(StatusNotSupported)
+	}
+	if dev != uint64(host)+deviceOffset || dev%8 != 0 {
+		return event.New(event.Backend, "store to an address that is not the device's, or not 8-byte aligned", strconv.Itoa(StatusIllegalAddress)).WithStatus(StatusIllegalAddress)
 	}
 	e := entry{op: opStore, a: uint64(host), b: value}
 	s.mu.Lock()
@@ -491,13 +563,21 @@ func (s *Stream) Query() (bool, error) {
 	if err := s.d.Err(); err != nil {
 		return false, err
 	}
-	return s.done(), s.d.Err()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false, errClosed
+	}
+	return s.done0(), s.d.Err()
 }
 
 // Sync implements driver.Stream: the calling thread blocks in the kernel, as it
 // would in a vendor's blocking wait.
 func (s *Stream) Sync() error {
 	s.d.queries.pass()
+	if s.isClosed() {
+		return errClosed
+	}
 	if err := s.drain(); err != nil {
 		return err
 	}
@@ -583,20 +663,29 @@ func (m *mark) Release() {}
 // CopyToDevice implements driver.Stream. The source is read when the copy's turn
 // has come.
 func (s *Stream) CopyToDevice(dst driver.Mem, src unsafe.Pointer, n int) error {
-	return s.move(dst, n, entry{op: opCopy, a: uint64(dst), b: uint64(uintptr(src)), n: uint64(n)})
+	return s.move(dst, n, src == nil, entry{op: opCopy, a: uint64(dst), b: uint64(uintptr(src)), n: uint64(n)})
 }
 
 // CopyToHost implements driver.Stream.
 func (s *Stream) CopyToHost(dst unsafe.Pointer, src driver.Mem, n int) error {
-	return s.move(src, n, entry{op: opCopy, a: uint64(uintptr(dst)), b: uint64(src), n: uint64(n)})
+	return s.move(src, n, dst == nil, entry{op: opCopy, a: uint64(uintptr(dst)), b: uint64(src), n: uint64(n)})
 }
 
 // Fill implements driver.Stream.
 func (s *Stream) Fill(dst driver.Mem, value byte, n int) error {
-	return s.move(dst, n, entry{op: opFill, a: uint64(dst), b: uint64(value), n: uint64(n)})
+	return s.move(dst, n, false, entry{op: opFill, a: uint64(dst), b: uint64(value), n: uint64(n)})
 }
 
-func (s *Stream) move(m driver.Mem, n int, e entry) error {
+// move queues e, which moves n bytes from, to or in device memory at m.
+func (s *Stream) move(m driver.Mem, n int, nilHost bool, e entry) error {
+	switch {
+	case n == 0 && s.isClosed():
+		return errClosed
+	case n == 0:
+		return nil
+	case nilHost:
+		return event.New(event.InvalidArgument, "copy of "+strconv.Itoa(n)+" bytes", "nil host memory")
+	}
 	s.d.mu.Lock()
 	ok := n > 0 && s.d.within(m, n)
 	s.d.mu.Unlock()
