@@ -165,3 +165,31 @@ func TestPoisonedQueue(t *testing.T) {
 		}
 	}
 }
+
+// A queue of another binding's context is awaited over that context.
+func TestOpenDeviceOverAnotherContext(t *testing.T) {
+	drv := drivers["opencl"](t).(*opencl.Driver)
+	theirs, err := drv.Open(0) // stands for the other binding
+	must(t, err)
+	defer theirs.Close()
+	queue, err := theirs.NewStream()
+	must(t, err)
+	defer queue.Close()
+	own, err := gpu.Open(context.Background(), gpu.Using(drv))
+	must(t, err)
+	defer own.Close()
+	if _, err := own.Adopt(queue.Handle()); !errors.Is(err, event.ForeignStream) || event.StatusOf(err) != event.StatusForeign {
+		t.Errorf("adopted across contexts: %v", err)
+	}
+	dev, err := drv.OpenQueue(queue.Handle())
+	must(t, err)
+	over, err := gpu.OpenDevice(context.Background(), dev)
+	must(t, err)
+	s, err := over.Adopt(queue.Handle())
+	must(t, err)
+	must(t, s.Wait(context.Background(), markOn(t, s)))
+	must(t, over.Close())
+	if _, err := gpu.OpenDevice(context.Background(), nil); !errors.Is(err, event.InvalidArgument) {
+		t.Error(err)
+	}
+}

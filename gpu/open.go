@@ -103,24 +103,9 @@ func Open(ctx context.Context, opts ...Option) (*Device, error) {
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	o := defaults()
-	for _, f := range opts {
-		if f != nil {
-			f(&o)
-		}
-	}
-	for name, d := range map[string]time.Duration{
-		"WithSelfTest": o.selfTest, "WithHealth tick": o.healthTick, "WithHealth deadline": o.healthDeadline,
-		"WithHealth grace": o.storeGrace, "WithCloseBound": o.closeBound,
-	} {
-		if d <= 0 {
-			return nil, event.New(event.InvalidArgument, name, "want a duration above 0, got "+d.String())
-		}
-	}
-	if o.planText != "" {
-		if _, err := plan.ParseBands(o.planText); err != nil {
-			return nil, err
-		}
+	o, err := settle(opts)
+	if err != nil {
+		return nil, err
 	}
 	drivers, err := choose(&o)
 	if err != nil {
@@ -142,6 +127,51 @@ func Open(ctx context.Context, opts ...Option) (*Device, error) {
 		passed = append(passed, event.New(event.DriverPassedOver, drv.Name(), reason(err)).WithStatus(event.StatusOf(err)).Wrap(err))
 	}
 	return nil, fmt.Errorf("gpuline: no device to open: %w", errors.Join(passed...))
+}
+
+// OpenDevice is Open for a device that a driver has already opened, for example
+// over the context of another binding (opencl.Driver.OpenContext). The Device
+// owns dev from then on, also when OpenDevice fails. Options about drivers do not
+// matter.
+func OpenDevice(ctx context.Context, dev driver.Device, opts ...Option) (*Device, error) {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	if dev == nil {
+		return nil, event.New(event.InvalidArgument, "OpenDevice", "nil device")
+	}
+	o, err := settle(opts)
+	if err != nil {
+		return nil, errors.Join(err, dev.Close())
+	}
+	return setUp(ctx, dev, o)
+}
+
+// settle applies and checks the options.
+func settle(opts []Option) (options, error) {
+	o := defaults()
+	for _, f := range opts {
+		if f != nil {
+			f(&o)
+		}
+	}
+	for _, b := range []struct {
+		name string
+		d    time.Duration
+	}{
+		{"WithSelfTest", o.selfTest}, {"WithHealth tick", o.healthTick}, {"WithHealth deadline", o.healthDeadline},
+		{"WithHealth grace", o.storeGrace}, {"WithCloseBound", o.closeBound},
+	} {
+		if b.d <= 0 {
+			return o, event.New(event.InvalidArgument, b.name, "want a duration above 0, got "+b.d.String())
+		}
+	}
+	if o.planText != "" {
+		if _, err := plan.ParseBands(o.planText); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
 }
 
 func reason(err error) string { return strings.TrimPrefix(err.Error(), "gpuline: ") }
@@ -206,6 +236,11 @@ func openOne(ctx context.Context, drv driver.Driver, o options) (*Device, error)
 	if err != nil {
 		return nil, err
 	}
+	return setUp(ctx, dev, o)
+}
+
+// setUp tests an open driver device and makes a Device of it, or closes it.
+func setUp(ctx context.Context, dev driver.Device, o options) (*Device, error) {
 	d := &Device{
 		dev: dev, opt: o,
 		name:    describe(dev),
