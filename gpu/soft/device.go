@@ -1,12 +1,10 @@
 package soft
 
 import (
-	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/gpuline/gpuline/event"
 	"github.com/gpuline/gpuline/gpu/driver"
@@ -22,43 +20,52 @@ const (
 	StatusUnknown        = 999
 )
 
+const (
+	statusInvalidValue       = 1
+	statusOutOfMemory        = 2
+	statusCaptureUnsupported = 900
+	statusCaptureInvalidated = 901
+	statusCapturedEvent      = 907
+)
+
+// closeBound is how long the last Release waits for functions that still run.
+const closeBound = 5 * time.Second
+
+var errDeviceClosed = event.New(event.Closed, "soft device")
+
 // Device is one soft device. It implements driver.Device; its methods may be
 // called from many goroutines.
 type Device struct {
-	cfg  Config
-	info driver.Info
-	mem  *memory
-	eng  engine
-	bell bell
-	wg   sync.WaitGroup // the front
-
-	gone    chan struct{} // closed when the device shuts down
-	faulted chan struct{} // closed with the first fault
+	cfg     Config
+	info    driver.Info
+	mem     *memory
+	eng     engine
+	bell    *bell
 	queries blocker
-	fault   atomic.Pointer[event.Error]
+	busy    sync.WaitGroup // goroutines inside: front, functions, blocking calls
+	gone    chan struct{}  // closed when the device goes
+	failed  chan struct{}  // closed when a fault has been noticed
+	blocks  atomic.Pointer[[]*block]
 
-	engMu   sync.Mutex
-	engines []int64 // when each engine is free
+	// planMu guards when each engine is free. It is a leaf, as mu is: neither is held
+	// while anything else is locked.
+	planMu  sync.Mutex
+	engines []int64
 
-	mu       sync.Mutex // taken before a stream's
-	closed   bool
-	refs     int
-	pages    map[uintptr]*line.Mapping
-	quit     []*line.Mapping // freed pages, watched for late writes until Close
-	device   map[driver.Mem]*line.Mapping
-	sizes    map[driver.Mem]int
-	streams  map[*Stream]struct{}
-	freeRing []int
-	held     []late // stores that HoldStores or LieSync keep back
-	words    *line.Mapping
-	lateRing int
-	funcs    atomic.Uint64
-}
-
-// late is a store that is not made in its place in the queue.
-type late struct {
-	s *Stream
-	e entry
+	mu         sync.Mutex
+	closed     bool // by its owner
+	dead       bool // the last reference is gone, the memory goes
+	refs       int
+	fronted    bool
+	queues     map[*queue]struct{}
+	rings      []*queue // by ring
+	free       []int    // rings to use again
+	failures   []*event.Error
+	fault      *event.Error
+	noticed    bool
+	kept       []*line.Mapping // freed under queued work
+	freedInUse uint64
+	functions  atomic.Uint64
 }
 
 func open(cfg Config, info driver.Info) (*Device, error) {
@@ -66,53 +73,66 @@ func open(cfg Config, info driver.Info) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	words, err := line.Map(maxStreams, true)
-	if err != nil {
-		m.free()
-		return nil, err
-	}
 	d := &Device{
-		cfg: cfg, info: info, mem: m, words: words, refs: 1,
-		pages: map[uintptr]*line.Mapping{}, device: map[driver.Mem]*line.Mapping{}, sizes: map[driver.Mem]int{},
-		streams: map[*Stream]struct{}{}, engines: make([]int64, cfg.Engines), gone: make(chan struct{}), faulted: make(chan struct{}),
+		cfg: cfg, info: info, mem: m, refs: 1,
+		gone: make(chan struct{}), failed: make(chan struct{}),
+		engines: make([]int64, max(cfg.Engines, 0)), queues: map[*queue]struct{}{},
 	}
-	if err := d.startEngine(); err != nil {
-		_ = words.Close()
-		m.free()
-		return nil, err
+	d.blocks.Store(&[]*block{})
+	if cfg.StoreAfterFault {
+		m.ctl.keep = 1
 	}
-	d.lateRing = d.takeRing()
-	d.wg.Add(1)
-	go d.front()
-	return d, nil
+	m.ctl.near = int64(near)
+	if cfg.Busy {
+		m.ctl.near = forever
+	}
+	if d.bell, err = newBell(); err == nil {
+		if err = d.startEngine(); err == nil {
+			return d, nil
+		}
+		d.bell.close()
+	}
+	m.free()
+	return nil, err
 }
 
-// takeRing hands out a ring; d.mu is held, or nobody else knows d yet.
-func (d *Device) takeRing() int {
-	if n := len(d.freeRing); n > 0 {
-		i := d.freeRing[n-1]
-		d.freeRing = d.freeRing[:n-1]
-		return i
+// startEngine starts the engine in assembly or, where there is none, or it does
+// not start and need not be a process, the one in Go.
+func (d *Device) startEngine() (err error) {
+	why := "asked for"
+	if !d.cfg.GoEngine {
+		if d.eng, err = startAsm(d.mem, d.bell, d.cfg.Process); err == nil {
+			return nil
+		}
+		why = err.Error()
 	}
-	n := d.mem.ctl.rings.Load()
-	if n >= maxStreams {
-		return -1
+	if d.cfg.Process {
+		if err == nil {
+			err = event.New(event.InvalidArgument, "soft device", "Process and GoEngine exclude each other")
+		}
+		return err
 	}
-	d.mem.ctl.rings.Store(n + 1)
-	return int(n)
+	d.eng = startGoEngine(d.mem, d.bell.ring, why)
+	return nil
 }
+
+func (d *Device) name() string { return "soft:" + strconv.Itoa(d.info.Ordinal) }
+
+// Engine says what stores the words: "thread" or "process" and its number, or
+// "goroutine" and why.
+func (d *Device) Engine() string { return d.eng.String() }
 
 // Info implements driver.Device.
 func (d *Device) Info() driver.Info { return d.info }
 
-// Caps implements driver.Device. Words prove success unless Config.Unproven: once
-// failing work has run, the store engine drops everything.
+// Caps implements driver.Device. Words prove success unless Config.Unproven says
+// otherwise: once failing work has run, the store engine drops everything.
 func (d *Device) Caps() driver.Caps {
 	c := driver.Caps{
 		StreamStore: true, WordProves: true, Events: true, Capture: true, Memory: true,
 		WhyProves: "the store engine drops everything that is queued behind failed work (a test proves it)",
 	}
-	if d.cfg.Unproven {
+	if d.cfg.Unproven || d.cfg.StoreAfterFault {
 		c.WordProves, c.WhyProves = false, "the device was made with Config.Unproven"
 	}
 	if d.cfg.Lie == NoStores {
@@ -121,45 +141,99 @@ func (d *Device) Caps() driver.Caps {
 	return c
 }
 
-// Err returns the device's sticky fault, or nil.
+// Err returns the device's sticky fault, or nil. Unlike Status it is no call of
+// the driver: it does not block, and it goes on after Close.
 func (d *Device) Err() error {
-	if f := d.fault.Load(); f != nil {
-		return f
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err()
+}
+
+// err is Err with mu held.
+func (d *Device) err() error {
+	if d.fault == nil && !d.dead {
+		if n := d.mem.ctl.fault.Load(); n > 0 {
+			d.fault = d.failures[n-1]
+		}
 	}
-	return nil
+	if d.fault == nil {
+		return nil
+	}
+	return d.fault
 }
 
 // Status implements driver.Device.
 func (d *Device) Status() error {
 	d.queries.pass()
-	return d.Err()
+	d.checkEngine()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.err(); err != nil {
+		return err
+	}
+	if d.dead {
+		return errDeviceClosed
+	}
+	return nil
+}
+
+// checkEngine finds out that somebody has killed the engine's process.
+func (d *Device) checkEngine() {
+	d.mu.Lock()
+	lost := !d.dead && !d.eng.alive()
+	d.mu.Unlock()
+	if lost {
+		d.Lose("the store engine is gone")
+	}
 }
 
 // Lose makes the device fail at once, as when it falls off the bus: nothing lands
 // any more, and every call reports event.DeviceLost with status 999.
 func (d *Device) Lose(why string) {
-	d.setFault(event.New(event.DeviceLost, "soft:"+strconv.Itoa(d.info.Ordinal), why).WithStatus(StatusUnknown))
-	d.mem.ctl.fault.Store(1)
-	d.wakeAll()
+	d.fail(event.New(event.DeviceLost, d.name(), why).WithStatus(StatusUnknown))
 }
 
-func (d *Device) setFault(e *event.Error) {
-	if d.fault.CompareAndSwap(nil, e) {
-		close(d.faulted)
-	}
+// failure registers a failure that the engine can come to; its number is for
+// opFault. mu is held.
+func (d *Device) failure(e *event.Error) uint64 {
+	d.failures = append(d.failures, e)
+	return uint64(len(d.failures))
 }
 
-// wakeAll ends blocking waits after a fault.
-func (d *Device) wakeAll() {
+// fail makes the device fail now. The first failure is the one that stays.
+func (d *Device) fail(e *event.Error) {
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	for s := range d.streams {
-		s.syncs.broadcast()
+	if d.dead {
+		d.mu.Unlock()
+		return
+	}
+	d.mem.ctl.fault.CompareAndSwap(0, d.failure(e))
+	d.notice()
+	d.busy.Add(1)
+	d.mu.Unlock()
+	d.tell() // what is queued far ahead is dropped now
+	d.busy.Done()
+}
+
+// notice ends blocking waits after a fault; mu is held.
+func (d *Device) notice() {
+	if d.noticed || d.err() == nil {
+		return
+	}
+	d.noticed = true
+	close(d.failed)
+	d.wakeSyncs()
+}
+
+func (d *Device) wakeSyncs() {
+	for q := range d.queues {
+		futexWake(q.syncAddr())
 	}
 }
 
-// BlockQueries makes Status, Stream.Query and the like block until
-// UnblockQueries.
+// BlockQueries makes the driver's calls that ask or wait for the device's state
+// block until UnblockQueries: Status, Settle, Stream.Query, Stream.Sync and
+// Event.Query.
 func (d *Device) BlockQueries() { d.queries.block() }
 
 // UnblockQueries ends what BlockQueries began and lets the callers go.
@@ -167,34 +241,63 @@ func (d *Device) UnblockQueries() { d.queries.unblock() }
 
 // Counters returns the device's counters.
 func (d *Device) Counters() Counters {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.queries.mu.Lock()
-	blocked := d.queries.now
-	d.queries.mu.Unlock()
-	c := Counters{
-		Retained: d.refs, HostPages: len(d.pages), Memory: len(d.device), Streams: len(d.streams),
-		Functions: d.funcs.Load(), BlockedNow: blocked,
-	}
 	_, isGo := d.eng.(*goEngine)
-	c.EngineInAsm = !isGo
-	for _, p := range d.quit {
-		if written(p) {
-			c.LateWrites++
+	c := Counters{Functions: d.functions.Load(), BlockedNow: d.queries.count(), EngineInAsm: !isGo}
+	for _, b := range *d.blocks.Load() {
+		if b.host {
+			c.HostPages++
+		} else {
+			c.Memory++
+		}
+	}
+	d.mu.Lock()
+	queues := d.list()
+	c.Retained, c.FreedInUse = d.refs, d.freedInUse
+	d.mu.Unlock()
+	for _, q := range queues {
+		if !q.isClosed() {
+			c.Streams++
 		}
 	}
 	return c
 }
 
-func written(p *line.Mapping) bool {
-	for i := range p.Lines {
-		for j := range p.Lines[i] {
-			if p.Lines[i][j].Load() != 0 {
-				return true
-			}
-		}
+// list returns the queues; mu is held. Queues are locked only without mu.
+func (d *Device) list() []*queue {
+	all := make([]*queue, 0, len(d.queues))
+	for q := range d.queues {
+		all = append(all, q)
 	}
-	return false
+	return all
+}
+
+// takeRing hands out a ring; mu is held.
+func (d *Device) takeRing(q *queue) (int, error) {
+	if n := len(d.free); n > 0 {
+		i := d.free[n-1]
+		d.free = d.free[:n-1]
+		d.rings[i] = q
+		return i, nil
+	}
+	i := len(d.rings)
+	if i >= maxStreams {
+		return -1, event.New(event.NotSupported, "another stream", "a soft device has at most "+strconv.Itoa(maxStreams)).WithStatus(statusOutOfMemory)
+	}
+	if err := d.mem.addRing(i); err != nil {
+		return -1, err
+	}
+	d.rings = append(d.rings, q)
+	return i, nil
+}
+
+// sweep gives back the rings of closed streams whose work is done.
+func (d *Device) sweep() {
+	d.mu.Lock()
+	queues := d.list()
+	d.mu.Unlock()
+	for _, q := range queues {
+		q.retire()
+	}
 }
 
 // Retain implements driver.Device.
@@ -202,195 +305,33 @@ func (d *Device) Retain() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.refs == 0 {
-		return event.New(event.Closed, "soft device")
+		return errDeviceClosed
 	}
 	d.refs++
 	return nil
 }
 
-// Release implements driver.Device.
+// Release implements driver.Device. The last one ends the device: what is still
+// queued is dropped. It waits for functions that run, for at most 5 seconds; when
+// one is still not back then, memory that it may use is leaked, which is the error
+// (event.Leaked).
 func (d *Device) Release() error {
 	d.mu.Lock()
 	if d.refs == 0 {
 		d.mu.Unlock()
-		return event.New(event.Closed, "soft device")
+		return errDeviceClosed
 	}
 	d.refs--
 	last := d.refs == 0
 	d.mu.Unlock()
 	if last {
-		d.shutDown()
+		return d.shutDown()
 	}
 	return nil
 }
 
-// garbage is what fresh host memory holds: it is not zeroed by any real driver.
-const garbage = 0xa5a5a5a5a5a5a5a5
-
-// AllocHost implements driver.Device. The memory holds garbage.
-func (d *Device) AllocHost(n int) (uintptr, error) {
-	if n < 1 || n > 1<<30 {
-		return 0, event.New(event.InvalidArgument, "host memory of "+strconv.Itoa(n)+" bytes", "want 1..2^30")
-	}
-	m, err := line.Map((n+line.Size-1)/line.Size, true)
-	if err != nil {
-		return 0, err
-	}
-	for i := range min(len(m.Lines), os.Getpagesize()/line.Size) {
-		for j := range m.Lines[i] {
-			m.Lines[i][j].Store(garbage)
-		}
-	}
-	at := m.Lines[0][0].Addr()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.refs == 0 {
-		_ = m.Close()
-		return 0, event.New(event.Closed, "soft device")
-	}
-	d.pages[at] = m
-	return at, nil
-}
-
-// FreeHost implements driver.Device. The memory stays mapped, zeroed, until the
-// device is gone, so that a store that lands in it late is counted (LateWrites)
-// rather than fatal.
-func (d *Device) FreeHost(host uintptr) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	m := d.pages[host]
-	if m == nil {
-		return event.New(event.Backend, "free of host memory that is not allocated", "1").WithStatus(1)
-	}
-	delete(d.pages, host)
-	for i := range m.Lines {
-		for j := range m.Lines[i] {
-			m.Lines[i][j].Zero()
-		}
-	}
-	d.quit = append(d.quit, m)
-	return nil
-}
-
-// deviceOffset keeps device addresses of host memory apart from host addresses,
-// so that using one for the other is found.
-const deviceOffset = 1 << 48
-
-// DeviceAddr implements driver.Device.
-func (d *Device) DeviceAddr(host uintptr) (uint64, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.pages[host] == nil {
-		return 0, event.New(event.Backend, "device address of memory that is not allocated", "1").WithStatus(1)
-	}
-	return uint64(host) + deviceOffset, nil
-}
-
-// Settle implements driver.Device. It waits for everything queued, late stores
-// included, and fails on a device that failed or was lost only if work may
-// still be under way, which is never.
-func (d *Device) Settle() error {
-	d.queries.pass()
-	d.mu.Lock()
-	d.releaseHeld()
-	all := make([]*Stream, 0, len(d.streams))
-	for s := range d.streams {
-		all = append(all, s)
-	}
-	d.mu.Unlock()
-	for _, s := range all {
-		if err := s.drain(); err != nil && d.Err() == nil {
-			return err
-		}
-		// Behind a fault nothing lands, unless the device was made so that it does.
-		for d.mem.ctl.fault.Load() == 0 && !s.done() {
-			time.Sleep(50 * time.Microsecond)
-		}
-	}
-	for !d.mem.empty(d.lateRing) {
-		time.Sleep(50 * time.Microsecond)
-	}
-	return nil
-}
-
-// releaseHeld lets kept-back stores land; d.mu is held.
-func (d *Device) releaseHeld() {
-	for _, l := range d.held {
-		l.e.at = clock()
-		d.pushLate(l.e)
-	}
-	d.held = nil
-}
-
-// pushLate queues a store outside its stream's order; d.mu is held.
-func (d *Device) pushLate(e entry) {
-	for !d.mem.room(d.lateRing) {
-		time.Sleep(10 * time.Microsecond)
-	}
-	d.mem.push(d.lateRing, e)
-	d.mem.ring(d.eng)
-}
-
-// Alloc implements driver.Device. The memory is ordinary host memory, zeroed; see
-// Bytes.
-func (d *Device) Alloc(n int) (driver.Mem, error) {
-	if n < 1 || n > 1<<30 {
-		return 0, event.New(event.InvalidArgument, "device memory of "+strconv.Itoa(n)+" bytes", "want 1..2^30")
-	}
-	m, err := line.Map((n+line.Size-1)/line.Size, true)
-	if err != nil {
-		return 0, err
-	}
-	at := driver.Mem(m.Lines[0][0].Addr())
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed || d.refs == 0 {
-		_ = m.Close()
-		return 0, event.New(event.Closed, "soft device")
-	}
-	d.device[at], d.sizes[at] = m, n
-	return at, nil
-}
-
-// Free implements driver.Device.
-func (d *Device) Free(m driver.Mem) error {
-	d.mu.Lock()
-	p := d.device[m]
-	delete(d.device, m)
-	delete(d.sizes, m)
-	d.mu.Unlock()
-	if p == nil {
-		return event.New(event.Backend, "free of device memory that is not allocated", "1").WithStatus(1)
-	}
-	return p.Close()
-}
-
-// Bytes views n bytes of device memory at m, for functions that run on the
-// device; nil when they do not lie within one allocation.
-func (d *Device) Bytes(m driver.Mem, n int) []byte {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.within(m, n) {
-		return nil
-	}
-	return bytesAt(uint64(m), uint64(n))
-}
-
-// within reports whether n bytes at m lie within one allocation; d.mu is held.
-func (d *Device) within(m driver.Mem, n int) bool {
-	if size, ok := d.sizes[m]; ok {
-		return n >= 0 && n <= size
-	}
-	for base, size := range d.sizes {
-		if m >= base && uint64(m-base) <= uint64(size) && n >= 0 && n <= size-int(m-base) {
-			return true
-		}
-	}
-	return false
-}
-
-// Close implements driver.Device: it drops the open device's reference. The
-// engine ends with the last one.
+// Close implements driver.Device: it drops the open device's reference; see
+// Release for the last one. It is idempotent.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -403,62 +344,128 @@ func (d *Device) Close() error {
 }
 
 // shutDown ends the engine and frees everything.
-func (d *Device) shutDown() {
-	close(d.gone)
+func (d *Device) shutDown() error {
+	d.mu.Lock()
+	_ = d.err() // what there is of a fault stays readable
+	d.dead = true
+	queues := d.list()
+	d.mu.Unlock()
 	d.queries.unblock()
+	close(d.gone)
+	for _, q := range queues {
+		q.abandon()
+	}
 	d.eng.stop()
 	d.bell.close()
-	d.wg.Wait()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for s := range d.streams {
-		s.kill()
+	d.wakeSyncs() // nobody changes the queues of a dead device
+
+	out := make(chan struct{})
+	go func() {
+		d.busy.Wait()
+		close(out)
+	}()
+	t := time.NewTimer(closeBound)
+	defer t.Stop()
+	select {
+	case <-out:
+	case <-t.C:
+		return event.New(event.Leaked, "memory of "+d.name(), "a function has not returned within "+closeBound.String())
 	}
-	for _, p := range d.pages {
-		_ = p.Close()
+	for _, b := range *d.blocks.Load() {
+		_ = b.m.Close()
 	}
-	for _, p := range d.quit {
-		_ = p.Close()
+	for _, m := range d.kept {
+		_ = m.Close()
 	}
-	for _, p := range d.device {
-		_ = p.Close()
-	}
-	_ = d.words.Close()
+	d.blocks.Store(&[]*block{})
 	d.mem.free()
+	return nil
 }
 
-// front runs the functions whose turn has come: the engine rings the bell when
-// a stream reaches one.
-func (d *Device) front() {
-	defer d.wg.Done()
-	for d.bell.wait() {
-		if d.mem.ctl.fault.Load() != 0 {
-			d.setFault(event.New(event.WorkFailed, "soft:"+strconv.Itoa(d.info.Ordinal), "failing work ran").WithStatus(StatusLaunchFailed))
-			d.wakeAll()
+// Settle implements driver.Device. It waits for everything queued, stores that are
+// late or held included (they land), and for functions that run. A device that
+// has failed is settled once the engine has dropped what was queued.
+func (d *Device) Settle() error {
+	d.queries.pass()
+	d.mu.Lock()
+	if d.dead {
+		d.mu.Unlock()
+		return errDeviceClosed
+	}
+	d.busy.Add(1)
+	queues := d.list()
+	d.mu.Unlock()
+	defer d.busy.Done()
+	for _, q := range queues {
+		if err := q.settle(); err != nil {
+			return err
 		}
+	}
+	d.fence()
+	d.sweep()
+	return nil
+}
+
+// schedule returns when work of length dur ends that can begin at the given time:
+// on the engine that is free then and has been for the shortest time, or else on
+// the first to be free.
+func (d *Device) schedule(at int64, dur time.Duration) int64 {
+	if len(d.engines) > 0 {
+		d.planMu.Lock()
+		defer d.planMu.Unlock()
+		best := 0
+		for i, free := range d.engines {
+			switch was := d.engines[best]; {
+			case free <= at && (was > at || free > was), free > at && free < was:
+				best = i
+			}
+		}
+		at = max(at, d.engines[best])
+		d.engines[best] = end(at, dur)
+	}
+	return end(at, dur)
+}
+
+// end is at + dur, or the end of time.
+func end(at int64, dur time.Duration) int64 {
+	if e := at + int64(dur); e >= at && e < forever {
+		return e
+	}
+	return forever - 1
+}
+
+// startFront starts the goroutine that answers the engine's bell.
+func (d *Device) startFront() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.fronted && !d.dead {
+		d.fronted = true
+		d.busy.Add(1)
+		go d.front()
+	}
+}
+
+func (d *Device) front() {
+	defer d.busy.Done()
+	for d.bell.wait() {
+		d.mem.ctl.rung.Store(0) // before the look: what comes after it rings again
 		d.mu.Lock()
-		var turn []*Stream
-		for s := range d.streams {
-			if s.atFunction() {
-				turn = append(turn, s)
+		if d.dead {
+			d.mu.Unlock()
+			return
+		}
+		d.notice()
+		var queues []*queue
+		for g := range int(d.mem.ctl.groups.Load()) {
+			for i, set := 64*g, d.mem.called[g].Swap(0); set != 0; i, set = i+1, set>>1 {
+				if set&1 != 0 && d.rings[i] != nil {
+					queues = append(queues, d.rings[i])
+				}
 			}
 		}
 		d.mu.Unlock()
-		for _, s := range turn {
-			d.wg.Add(1)
-			go func() {
-				defer d.wg.Done()
-				s.runFunctions()
-			}()
+		for _, q := range queues {
+			q.called()
 		}
 	}
 }
-
-// futures is a place to block in until told, like a vendor's blocking wait.
-type futures struct {
-	word *line.Word // low half counts what was reached
-}
-
-func (f futures) addr() uint64 { return uint64(uintptr(unsafe.Pointer(f.word))) }
-
-func (f futures) broadcast() { futexWakeAll(f.addr()) }

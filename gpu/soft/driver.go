@@ -29,17 +29,26 @@ const (
 // Config says what device to make. The zero value is one device in the process,
 // without a limit to how much of its work runs at once.
 type Config struct {
+	// Name is the devices' name, "embedded soft device" when empty.
+	Name string
 	// Devices is the number of devices, 1 when 0.
 	Devices int
 	// Engines limits how many streams' timed work runs at once; 0 is no limit.
+	// Functions are not counted.
 	Engines int
-	// Process puts the store engine into a process of its own over shared memory,
-	// so that its CPU time is not charged to this one. On linux/amd64 only; elsewhere
-	// Open returns event.NotSupported.
+	// Process puts the store engine into a process of its own, which shares the
+	// program's memory, so that its CPU time is not charged to the program.
+	// Functions still run in the program. Linux on amd64 and arm64 only; elsewhere
+	// Open returns event.NotSupported. Devices must be closed before syscall.Exec,
+	// or the process stays until the program ends.
 	Process bool
 	// GoEngine runs the store engine as a goroutine even where there is one in
 	// assembly.
 	GoEngine bool
+	// Busy keeps the store engine from ever sleeping: queueing work costs no
+	// wake-up of its thread then, as with a device that reads its doorbell by itself,
+	// and a processor is busy all the time.
+	Busy bool
 	// Unproven makes the device's words prove nothing (driver.Caps.WordProves is
 	// false), as with drivers where a store behind failed work may land; with
 	// StoreAfterFault it does land.
@@ -57,8 +66,9 @@ type Driver struct {
 // New returns a driver whose devices are made as cfg says. It starts nothing:
 // each Open makes a device of its own.
 func New(cfg Config) *Driver {
-	if cfg.Devices < 1 {
-		cfg.Devices = 1
+	cfg.Devices = max(cfg.Devices, 1)
+	if cfg.Name == "" {
+		cfg.Name = "embedded soft device"
 	}
 	return &Driver{cfg}
 }
@@ -76,7 +86,7 @@ func (d *Driver) Devices() ([]driver.Info, error) {
 }
 
 func (d *Driver) info(i int) driver.Info {
-	return driver.Info{Driver: "soft", Ordinal: i, Name: "embedded soft device", Version: "1"}
+	return driver.Info{Driver: "soft", Ordinal: i, Name: d.cfg.Name, Version: "1"}
 }
 
 // Open makes the device with the given ordinal and starts its store engine.
@@ -118,9 +128,9 @@ type Counters struct {
 	Retained    int    // references on the domain, the open device's own included
 	HostPages   int    // live allocations of AllocHost
 	Memory      int    // live allocations of Alloc
-	Streams     int    // live streams
+	Streams     int    // streams that are not closed
 	Functions   uint64 // functions run
-	LateWrites  uint64 // host pages that were written to after they had been freed
+	FreedInUse  uint64 // allocations that were freed under queued work
 	BlockedNow  int    // callers held by BlockQueries
 	EngineInAsm bool   // the store engine is no goroutine
 }
@@ -147,6 +157,13 @@ func (b *blocker) unblock() {
 		close(b.c)
 		b.c = nil
 	}
+}
+
+// count returns how many are held up now.
+func (b *blocker) count() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.now
 }
 
 func (b *blocker) pass() {

@@ -1,50 +1,90 @@
 package soft
 
 import (
-	"os"
+	"math/bits"
 	"runtime"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/gpuline/gpuline/event"
 )
 
-// engine runs the operations in the rings at their times.
+// engine performs the entries of the rings at their times.
 type engine interface {
 	// wake ends a sleep on the doorbell.
 	wake()
 	// stop ends the engine and returns once it touches nothing any more.
 	stop()
+	// alive reports whether the engine is still there.
+	alive() bool
+	// String says what runs.
+	String() string
 }
 
-// ring tells the engine that something was pushed.
-func (m *memory) ring(e engine) {
-	m.ctl.doorbell.Add(1)
-	if m.ctl.sleeping.Load() != 0 {
-		e.wake()
+// tell makes the engine look, after a push that was news.
+func (d *Device) tell() {
+	d.mem.ctl.doorbell.Add(1)
+	if d.mem.ctl.sleeping.Load() != 0 {
+		d.eng.wake()
 	}
 }
 
-// clock is CLOCK_MONOTONIC, on which entries are due.
-func clock() int64 { return int64(event.RealClock{}.Now()) + clockOffset() }
-
-var clockOffset = sync.OnceValue(monotonicOffset)
-
-// goEngine is the engine in Go, where there is none in assembly: the same loop
-// over the same rings.
-type goEngine struct {
-	m    *memory
-	bell func()
-	c    chan struct{}
-	done chan struct{}
+// fence returns when everything that the engine was at is finished.
+func (d *Device) fence() {
+	c := d.mem.ctl
+	for t := c.turns.Load(); c.turns.Load() == t && d.eng.alive(); {
+		d.tell()
+		time.Sleep(10 * time.Microsecond)
+	}
 }
 
-func startGoEngine(m *memory, bell func()) *goEngine {
-	g := &goEngine{m: m, bell: bell, c: make(chan struct{}, 1), done: make(chan struct{})}
+// How the engine waits: it looks again at once when something is due within near,
+// else it sleeps until early before that, at most longest (so that an engine in
+// a process of its own notices that the program has died).
+const (
+	near    = 100 * time.Microsecond
+	early   = 60 * time.Microsecond
+	longest = 500 * time.Millisecond
+	forever = 1<<63 - 1
+)
+
+// clock is CLOCK_MONOTONIC in ns, on which entries are due.
+func clock() int64 { return int64(event.RealClock{}.Now()) + clockOffset() }
+
+// clockOffset is CLOCK_MONOTONIC at the zero of event.RealClock, which counts on
+// the same clock. The tightest of some readings decides.
+var clockOffset = sync.OnceValue(func() int64 {
+	var offset int64
+	tightest := int64(forever)
+	for range 32 {
+		before := int64(event.RealClock{}.Now())
+		m := monotonic()
+		after := int64(event.RealClock{}.Now())
+		if after-before < tightest {
+			tightest, offset = after-before, m-(before+after)/2
+		}
+	}
+	return offset
+})
+
+// goEngine is the engine in Go, for systems that there is no assembly for: the
+// same rules over the same rings, on a goroutine locked to its thread. It needs
+// a P for every store, and a Go timer's precision is what its times have.
+type goEngine struct {
+	m    *memory
+	ring func()
+	c    chan struct{}
+	done chan struct{}
+	why  string
+}
+
+func startGoEngine(m *memory, ring func(), why string) *goEngine {
+	g := &goEngine{m: m, ring: ring, c: make(chan struct{}, 1), done: make(chan struct{}), why: why}
 	go g.run()
 	return g
 }
+
+func (g *goEngine) String() string { return "goroutine (" + g.why + ")" }
 
 func (g *goEngine) wake() {
 	select {
@@ -59,93 +99,156 @@ func (g *goEngine) stop() {
 	<-g.done
 }
 
+func (g *goEngine) alive() bool {
+	select {
+	case <-g.done:
+		return false
+	default:
+		return true
+	}
+}
+
 func (g *goEngine) run() {
 	defer close(g.done)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	m := g.m
+	c := g.m.ctl
 	t := time.NewTimer(time.Hour)
 	defer t.Stop()
-	for m.ctl.quit.Load() == 0 {
-		m.order.Load()
-		bell := m.ctl.doorbell.Load()
-		now := clock()
-		next := now + int64(time.Second)
-		for i := range int(m.ctl.rings.Load()) {
-			for !m.empty(i) {
-				m.order.Load()
-				h := m.heads[i].Load()
-				e := &m.entries[i*ringEntries+int(h%ringEntries)]
+	for c.quit.Load() == 0 {
+		c.turns.Add(1)
+		bell, now := c.doorbell.Load(), clock()
+		if c.fault.Load() != 0 && c.keep == 0 {
+			now = forever // all that is queued is dropped, whenever it was due
+		}
+		next := g.look(now)
+		if now == forever {
+			now = 0
+		}
+		if next-now <= c.near {
+			runtime.Gosched()
+			continue
+		}
+		c.sleeping.Store(1)
+		if c.doorbell.Load() == bell && c.quit.Load() == 0 {
+			t.Reset(min(time.Duration(next-now)-early, longest))
+			select {
+			case <-g.c:
+			case <-t.C:
+			}
+		}
+		c.sleeping.Store(0)
+	}
+}
+
+// look performs what is due and returns when the next entry is.
+func (g *goEngine) look(now int64) int64 {
+	m, next := g.m, int64(forever)
+	for group := range int(m.ctl.groups.Load()) {
+		for set := m.active[group].Load(); set != 0; set &= set - 1 {
+			i := group*64 + bits.TrailingZeros64(set)
+			if due := m.due[i].Load(); due > now {
+				next = min(next, due)
+				continue
+			}
+			s := &m.slots[i]
+			for {
+				head := s.head.Load()
+				if head == s.tail.Load() {
+					m.active[group].And(^(uint64(1) << (i % 64)))
+					if head == s.tail.Load() {
+						break
+					}
+					m.active[group].Or(uint64(1) << (i % 64))
+				}
+				e := &m.entries(i)[head%ringEntries]
 				if e.at > now {
+					m.due[i].Store(e.at)
 					next = min(next, e.at)
 					break
 				}
-				if e.op == opWake {
-					// The head moves on first: whoever is woken finds the queue as it
-					// is after the wait.
-					a, b := e.a, e.b
-					m.heads[i].Store(h + 1)
-					wordAt(a).Store(b)
-					futexWakeAll(a)
-					continue
-				}
-				g.perform(i, e)
-				m.heads[i].Store(h + 1)
-			}
-		}
-		if wait := time.Duration(next - now); wait > 100*time.Microsecond {
-			m.ctl.sleeping.Store(1)
-			if m.ctl.doorbell.Load() == bell {
-				t.Reset(wait - 60*time.Microsecond)
-				select {
-				case <-g.c:
-				case <-t.C:
+				if !g.perform(i, s, e) {
+					next = now // the rest of a copy
+					break
 				}
 			}
-			m.ctl.sleeping.Store(0)
-		} else {
-			runtime.Gosched()
 		}
 	}
+	return next
 }
 
-func (g *goEngine) perform(i int, e *entry) {
+// perform performs the head entry of ring i, and moves the head on unless a part
+// of a copy is left.
+func (g *goEngine) perform(i int, s *slot, e *entry) bool {
 	m := g.m
-	if m.ctl.fault.Load() != 0 {
-		return
-	}
-	switch e.op {
-	case opStore:
-		m.stamps[i*ringEntries+int(e.b%ringEntries)].Store(clock())
+	m.order.Load()
+	op, n := e.op&0xff, e.op>>8
+	switch {
+	case op == opCall:
+		s.head.Add(1)
+		m.called[i/64].Or(uint64(1) << (i % 64))
+		g.bell()
+		return true
+	case op == opWake:
+		// The head moves on first: whoever is woken finds the queue as it is after
+		// the wait. The entry may be overwritten from then on.
+		a, b := e.a, e.b
+		s.head.Add(1)
+		wordAt(a).Store(b)
+		futexWake(a)
+		return true
+	case m.ctl.fault.Load() != 0 && (m.ctl.keep == 0 || op == opWord):
+		s.done = 0
+	case op == opStore:
+		st := &m.stamps(i)[e.b%ringEntries]
+		st.value.Store(0)
+		st.at.Store(clock())
+		st.value.Store(e.b + 1)
 		wordAt(e.a).Store(e.b)
-	case opEvent:
+	case op == opWord:
 		wordAt(e.a).Store(e.b)
-	case opCopy:
-		copy(bytesAt(e.a, e.n), bytesAt(e.b, e.n))
-	case opFill:
-		b := bytesAt(e.a, e.n)
-		for i := range b {
-			b[i] = byte(e.b)
+	case op == opCopy || op == opFill:
+		part := min(n-s.done, copyChunk)
+		if op == opCopy {
+			move(e.a+s.done, e.b+s.done, part)
+		} else {
+			fill(e.a+s.done, byte(e.b), part)
 		}
-	case opSignal:
-		wordAt(e.a).Store(e.b)
-		g.bell()
-	case opPost:
+		if s.done += part; s.done < n {
+			return false
+		}
+		s.done = 0
+	case op == opPost:
 		post(int(e.a))
-	case opFault:
-		m.ctl.fault.Store(1)
+	case op == opFault:
+		m.ctl.fault.CompareAndSwap(0, e.b)
 		g.bell()
+	}
+	s.head.Add(1)
+	return true
+}
+
+func (g *goEngine) bell() {
+	if g.m.ctl.rung.Swap(1) == 0 {
+		g.ring()
 	}
 }
 
-// bytesAt views memory that a stream's owner handed over with a copy or fill,
-// pinned until it is done, or that the device allocated.
-func bytesAt(addr, n uint64) []byte {
-	p := uintptr(addr)
-	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&p))), n)
+// Copies look to the race detector as a device's do, which it does not see. The
+// word behind them is what orders them for their users.
+
+//go:norace
+func move(dst, src, n uint64) {
+	d, s := bytesAt(dst, n), bytesAt(src, n)
+	for i := range d {
+		d[i] = s[i]
+	}
 }
 
-func pageRound(n int) int {
-	p := os.Getpagesize()
-	return (n + p - 1) / p * p
+//go:norace
+func fill(dst uint64, v byte, n uint64) {
+	d := bytesAt(dst, n)
+	for i := range d {
+		d[i] = v
+	}
 }

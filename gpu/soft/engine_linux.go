@@ -1,52 +1,66 @@
 package soft
 
 import (
+	"encoding/binary"
+	"os"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuline/gpuline/event"
 )
 
+// Futexes are private to the address space, which the engine shares also where it
+// is a process.
 const (
-	futexWait = 0 // shared: the engine may be another process
-	futexWake = 1
+	futexWaitPrivate = 0 | 128
+	futexWakePrivate = 1 | 128
 )
 
-// monotonicOffset is read between two readings of the other clock, several times,
-// and the closest pair counts: an interruption between two readings would shift
-// every store time of the process.
-func monotonicOffset() int64 {
+func monotonic() int64 {
 	var ts unix.Timespec
-	best, offset := int64(1<<63-1), int64(0)
-	for range 16 {
-		a := int64(event.RealClock{}.Now())
-		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-		b := int64(event.RealClock{}.Now())
-		if b-a < best {
-			best, offset = b-a, ts.Nano()-(a+b)/2
-		}
-	}
-	return offset
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return ts.Nano()
+}
+
+// futexWake wakes all who wait on the low half of the word.
+func futexWake(addr uint64) {
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(addr), futexWakePrivate, 1<<31-1, 0, 0, 0)
+}
+
+// futexWait blocks the calling thread in the kernel until it is woken, the low
+// half of the word differs from old, or d has passed.
+func futexWait(addr uint64, old uint32, d time.Duration) {
+	ts := unix.NsecToTimespec(int64(d))
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(addr), futexWaitPrivate, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
 // post writes 1 to an eventfd.
-func post(fd int) { _, _ = unix.Write(fd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+func post(fd int) { _, _ = unix.Write(fd, binary.NativeEndian.AppendUint64(nil, 1)) }
 
 const canPost = true
 
-func futexWakeAll(addr uint64) {
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(addr), futexWake, 1<<31-1, 0, 0, 0)
+// bell is what the engine rings when Go has to look: an eventfd that the
+// netpoller watches, so that no thread waits for it.
+type bell struct {
+	f  *os.File
+	fd int
 }
 
-// waitWord blocks the calling thread in the kernel until the low half of the
-// word changes from old, for at most d.
-func waitWord(addr uint64, old uint32, d time.Duration) {
-	ts := unix.NsecToTimespec(int64(d))
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(addr), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
+func newBell() (*bell, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	return &bell{os.NewFile(uintptr(fd), "soft device bell"), fd}, nil
 }
 
-func (m *memory) doorbellAddr() uint64 { return uint64(uintptr(unsafe.Pointer(&m.ctl.doorbell))) }
+// wait blocks until the bell was rung; false once it is closed.
+func (b *bell) wait() bool {
+	var buf [8]byte
+	_, err := b.f.Read(buf[:])
+	return err == nil
+}
 
-func (m *memory) tidAddr() uint64 { return uint64(uintptr(unsafe.Pointer(&m.ctl.tid))) }
+func (b *bell) ring() { post(b.fd) }
+
+func (b *bell) close() { _ = b.f.Close() }
