@@ -1,0 +1,5 @@
+//go:build unix && !linux
+
+package epoll
+
+func newSignal() (*signal, error) { return newPipe() }
