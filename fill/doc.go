@@ -22,9 +22,8 @@
 // # Tasks
 //
 // A task is a straight-line Go function. It gives up the thread only inside the
-// methods of its Task that wait (Await, AwaitUntil, AwaitPoint, Sleep,
-// SleepUntil, Wait) and in Yield, and is resumed only when what it waits for has
-// happened. Everything between two such calls is one poll. No other task runs
+// methods of its Task that wait (those named Await, Wait and Sleep) and in Yield,
+// and is resumed only when what it waits for has happened. Everything between two such calls is one poll. No other task runs
 // during a poll, so tasks may share data without locks.
 //
 // Descriptors need not be a device's. A task that stores into a word of its own
@@ -63,6 +62,18 @@
 // the processor has no park instruction, a loop looks at all lines in turn and
 // there is no such difference. After Options.Spin of that the thread naps in the
 // kernel between looks.
+//
+// # Cost
+//
+// A switch to a task and back is a coroutine switch, about 0.1 us, and up to five
+// times that when there are so many tasks that none is in a cache. A task takes
+// about 3 KB, most of it a goroutine's smallest stack. To wait and to be woken
+// allocates nothing, costs a heap operation per deadline and per word (logarithmic
+// in the tasks that wait for the same word), and a look costs an atomic load per
+// word waited for, however many tasks wait for it. All tasks together have one
+// processor: a program whose tasks have more work to do than one can take on while
+// the device works is faster on goroutines (see the package's benchmark against
+// them).
 //
 // # What a task must not do
 //

@@ -23,7 +23,7 @@ const (
 	// a task that waits for what a later one does never ends.
 	Naive
 	// IOUring is GPUReactor with the sleeps and naps spent waiting on an io_uring
-	// of the run's own, to the nanosecond.
+	// of the run's own. They are no shorter or more precise for it.
 	IOUring
 )
 

@@ -60,7 +60,8 @@ func changed(lines []*Watch) bool {
 // ManualIdle is an Idle on virtual time: to sleep or park it moves the clock,
 // which fires the clock's timers on the way, and among them the stores of a device
 // made of timers. A park ends at the very time of the first timer that stored into
-// one of the lines. It is the default for runs on a manual clock.
+// one of the lines. It is the default for runs on a manual clock. A run that waits
+// for a store that no timer makes goes on parking for ever, as a real one would.
 type ManualIdle struct {
 	Clock *event.ManualClock
 }

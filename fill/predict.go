@@ -15,10 +15,11 @@ import (
 // AwaitPoint is Await at a point of an estimator: the thread, when it has nothing
 // else to do, sleeps until the margin before the predicted completion and parks
 // on the line only then. What is seen of the completion goes to the point: a wait
-// whose completion ended a park, or was found between two short polls, is exact;
-// one that was over when the thread woke from a sleep is late; one that ended
-// during a poll longer than an eighth of the wait counts only if it was shorter
-// than predicted. A nil point makes this Await.
+// that is over before it begins counts as 0; one whose completion ended a park, or
+// was found between two short polls, is exact; one that was over when the thread
+// woke from a sleep is late; one that ended while the thread did not look for more
+// than an eighth of the wait counts only if it was shorter than predicted. A nil
+// point makes this Await.
 //
 // While such a wait alone is asleep, its completion is noticed when the sleep is
 // over and not within the park bound.

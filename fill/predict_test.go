@@ -154,6 +154,24 @@ func TestCompletionDuringPoll(t *testing.T) {
 	}
 }
 
+// A completion before its predicted time, while the run parks on another line, is
+// seen when that park is over: an upper bound, which lowers the prediction.
+func TestCompletionBeforePrediction(t *testing.T) {
+	r := newRig(t, 2)
+	p := newPoints(t).Point("p")
+	p.Exact(5 * ms)
+	r.store(1300*us, 0, 0, 1)
+	r.store(2500*us, 1, 0, 1)
+	r.mustRun(func(t *fill.Task) error {
+		t.Spawn(func(t *fill.Task) error { t.Await(r.at(1, 0, 1)); return nil })
+		t.AwaitPoint(p, r.at(0, 0, 1))
+		r.log("done")
+		return nil
+	})
+	r.wantTrace("0s park on [1] until 1ms", "1ms park on [1] until 2ms", "2ms done", "2ms park on [1] until 3ms")
+	wantPoint(t, p, 2*ms, 2, 0)
+}
+
 func TestPredictionNaive(t *testing.T) {
 	r := newRig(t, 1)
 	r.opt.Executor = fill.Naive

@@ -99,7 +99,7 @@ func TestRealOneP(t *testing.T) {
 
 // The end of the context ends a run that sleeps for an hour, and one that parks.
 func TestRealCancel(t *testing.T) {
-	real(t, func(t *testing.T, opt fill.Options) {
+	check := func(t *testing.T, opt fill.Options) {
 		r := newRig(t, 1)
 		for i, wait := range []func(*fill.Task){
 			func(t *fill.Task) { t.Sleep(time.Hour) },
@@ -113,13 +113,20 @@ func TestRealCancel(t *testing.T) {
 			t.Run(strconv.Itoa(i), func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(context.Background(), 2*ms)
 				defer cancel()
-				_, err := fill.Run(ctx, opt, func(t *fill.Task) error { wait(t); return nil })
-				if !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("error %v, want the context's", err)
+				stopped := false
+				_, err := fill.Run(ctx, opt, func(t *fill.Task) error {
+					defer func() { stopped = true }()
+					wait(t)
+					return nil
+				})
+				if !errors.Is(err, context.DeadlineExceeded) || !stopped {
+					t.Errorf("error %v, want the context's; stopped: %v", err, stopped)
 				}
 			})
 		}
-	})
+	}
+	real(t, check)
+	t.Run("naive", func(t *testing.T) { check(t, fill.Options{Executor: fill.Naive}) })
 }
 
 // A run that parks does not hold up the garbage collector.
@@ -127,7 +134,7 @@ func TestRealGC(t *testing.T) {
 	real(t, func(t *testing.T, opt fill.Options) {
 		r := newRig(t, 2)
 		go func() {
-			for range 20 {
+			for range 10 {
 				runtime.GC()
 			}
 			r.lines[1][0].Store(1)

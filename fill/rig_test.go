@@ -3,7 +3,6 @@ package fill_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,19 +14,7 @@ import (
 	"github.com/gpuline/gpuline/line"
 )
 
-func TestMain(m *testing.M) {
-	if deviceProcess != nil && os.Getenv(deviceEnv) != "" {
-		deviceProcess()
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
-
-// deviceProcess, where there is one, turns the process into the device of
-// a benchmark, when deviceEnv is set.
-var deviceProcess func()
-
-const deviceEnv = "GPULINE_FILL_TEST_DEVICE"
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const ms = time.Millisecond
 

@@ -222,11 +222,11 @@ func (r *run) follow(ctx context.Context) func() {
 }
 
 func (r *run) cancelledErr(ctx context.Context) error {
-	left := fmt.Sprintf("gpuline: fill run cancelled with %d tasks left: ", r.live)
-	if cause := context.Cause(ctx); cause != ctx.Err() {
-		return fmt.Errorf(left+"%w: %w", ctx.Err(), cause)
+	err := ctx.Err()
+	if cause := context.Cause(ctx); cause != err {
+		err = fmt.Errorf("%w: %w", err, cause)
 	}
-	return fmt.Errorf(left+"%w", ctx.Err())
+	return fmt.Errorf("gpuline: fill run cancelled with %d tasks left: %w", r.live, err)
 }
 
 func (r *run) spawn(f func(*Task) error) {
@@ -285,15 +285,16 @@ func (r *run) wake(t *Task) {
 	r.woken.push(t)
 }
 
-// sight says how well the length of t's wait is known: exactly when a park ended
-// with it, as an upper bound only when the first look after a sleep found it
-// done, and in between when the thread was busy with a poll.
+// sight says how well the length of t's wait is known: exactly when a park on its
+// line ended with it, as an upper bound only when the first look after a sleep
+// found it done, and in between when nobody was looking for some time.
 func (r *run) sight(t *Task) sighting {
 	s := sighting{event.Exact, r.now - t.began}
+	cold := t.at[inLooks] >= 0
 	switch blind := r.now - max(t.line.looked, t.began); {
 	case r.after == afterSleep:
 		s.outcome = event.Late
-	case r.after == afterPoll && blind > s.took/8:
+	case (r.after == afterPoll || cold) && blind > s.took/8:
 		s.outcome = event.NoOutcome
 	}
 	return s

@@ -152,7 +152,7 @@ func (t *Task) block(d line.Descriptor, deadline, look time.Duration) bool {
 	outcome := event.Exact
 	for now := start; ; now = r.clock.Now() {
 		if r.ending || r.cancelled.Load() {
-			panic(ErrStopped)
+			t.suspend() // for good: the run stops it
 		}
 		if d.Valid() {
 			for i := range w.Seen {
@@ -204,7 +204,7 @@ func (t *Task) body(yield func(struct{}) bool) {
 			return
 		}
 		// A nil here is runtime.Goexit: iter.Pull passes that on to Run.
-		if v := recover(); v != nil && v != any(ErrStopped) {
+		if v := recover(); v != nil && !(t.r.ending && v == any(ErrStopped)) {
 			t.err = panicked(t.id, v, debug.Stack())
 		}
 	}()

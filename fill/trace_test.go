@@ -396,6 +396,9 @@ func TestFirstErrorEndsTheRun(t *testing.T) {
 		t.Errorf("trace %q, want %q", trace, want)
 	}
 
+	if _, err := r.run(func(*fill.Task) error { panic(fill.ErrStopped) }); !errors.Is(err, event.Panicked) {
+		t.Errorf("error %v, want Panicked: nobody stopped the task", err)
+	}
 	if _, err := r.run(func(*fill.Task) error { return first }); err != first {
 		t.Errorf("error %v, want the task's own, unchanged", err)
 	}
@@ -564,6 +567,24 @@ func TestMisuse(t *testing.T) {
 }
 
 type otherClock struct{ event.RealClock }
+
+// A task may run a run of its own, which blocks the outer one.
+func TestNested(t *testing.T) {
+	r := newRig(t, 1)
+	r.store(1*ms, 0, 0, 1)
+	r.mustRun(func(t *fill.Task) error {
+		t.Spawn(func(*fill.Task) error { r.log("outer"); return nil })
+		inner := r.mustRun(func(t *fill.Task) error {
+			t.Spawn(func(t *fill.Task) error { t.Sleep(2 * ms); r.log("inner"); return nil })
+			t.Await(r.at(0, 0, 1))
+			return nil
+		})
+		r.log("%d polls", inner.Polls)
+		t.Yield()
+		return nil
+	})
+	r.wantTrace("0s park on [0] until 1ms", "1ms sleep until 2ms", "2ms inner", "2ms 4 polls", "2ms outer")
+}
 
 // An Idle that panics takes Run with it, and the tasks are stopped.
 func TestIdlePanics(t *testing.T) {

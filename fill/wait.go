@@ -127,14 +127,16 @@ type waits struct {
 	spare  []*lineState
 	active []*lineState // lines with waits
 	hot    []*Watch     // those of them with waits to park for
+	peak   int          // the most that active ever held
 	cursor int          // where the next partial look starts in active
 }
 
 const (
 	// partialLook is how many lines are looked at between two polls.
 	partialLook = 16
-	// keptLines is how many lines without waits are remembered, so that waiting
-	// for the same lines again allocates nothing.
+	// keptLines is how many lines without waits are remembered, or as many as had
+	// waits at one time if that is more: so that waiting for the same lines again
+	// allocates nothing, and a run does not grow with every line it ever saw.
 	keptLines = 1024
 )
 
@@ -170,6 +172,7 @@ func (w *waits) add(t *Task, d line.Descriptor, deadline, look, now time.Duratio
 	if ls.pos < 0 {
 		ls.pos = len(w.active)
 		w.active = append(w.active, ls)
+		w.peak = max(w.peak, len(w.active))
 		ls.looked = now
 	}
 	if look > 0 {
@@ -211,10 +214,10 @@ func (w *waits) drop(t *Task) {
 	w.active[last] = nil
 	w.active = w.active[:last]
 	ls.pos = -1
-	if len(w.lines)-last > keptLines {
+	if kept := max(keptLines, w.peak); len(w.lines)-last > kept {
 		delete(w.lines, ls.watch.Line)
 		ls.watch.Line = nil
-		if len(w.spare) < keptLines {
+		if len(w.spare) < kept {
 			w.spare = append(w.spare, ls)
 		}
 	}
