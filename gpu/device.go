@@ -314,6 +314,11 @@ func (d *Device) Close() error {
 		for _, b := range pinned {
 			errs = append(errs, b.Close())
 		}
+		if settled == nil {
+			// Closing a stream may itself queue something (OpenCL's marker on a queue
+			// that others use): the device is closed once that is done, too.
+			settled = d.dev.Settle()
+		}
 		// After a fault the driver's tear-down errors tell nothing new.
 		if err := d.dev.Close(); clean {
 			errs = append(errs, err)

@@ -152,9 +152,12 @@ func TestMappedLineRefusesForeignStreams(t *testing.T) {
 	}
 }
 
+var heap []byte
+
 func TestPinnedRegistry(t *testing.T) {
 	var r PinnedRegistry
 	b := make([]byte, 100)
+	heap = b // a stack would move
 	at := addrOf(b)
 	r.Register(0, 10)
 	r.Register(at, 0)
