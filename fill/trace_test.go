@@ -513,6 +513,28 @@ type wakeIdle struct {
 
 func (i wakeIdle) Wake() { close(i.woken) }
 
+// Run does not return while its Idle is still being woken.
+func TestWakeIsOver(t *testing.T) {
+	r := newRig(t, 1)
+	idle := &slowWaker{Idle: r.opt.Idle}
+	r.opt.Idle = idle
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if _, err := fill.Run(ctx, r.opt, func(*fill.Task) error { cancel(); return nil }); err != nil {
+		t.Error(err)
+	}
+	if !idle.over {
+		t.Error("Run returned before Wake did")
+	}
+}
+
+type slowWaker struct {
+	fill.Idle
+	over bool
+}
+
+func (w *slowWaker) Wake() { time.Sleep(2 * ms); w.over = true }
+
 // A context that ends as the last task returns does not spoil a finished run.
 func TestFinishedRunIsNoFailure(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -242,6 +243,23 @@ func TestThreadIdleWakes(t *testing.T) {
 			})
 		}
 	}
+}
+
+// With one P, a goroutine that is ready runs before the thread naps.
+func TestThreadIdleLetsGoroutinesRun(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	idle := newThreadIdle(new(threadSleeper), -1, 0)
+	entered(t, idle, func() {
+		for range 20 {
+			var ran atomic.Bool
+			go ran.Store(true)
+			idle.kernel(time.Nanosecond)
+			if !ran.Load() {
+				t.Error("the goroutine did not run")
+				return
+			}
+		}
+	})
 }
 
 // A thread leaves a run with the timer slack that it came with.
