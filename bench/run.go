@@ -6,49 +6,55 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"regexp"
+	"runtime"
+	"runtime/debug"
 	"time"
 
 	"github.com/gpuline/gpuline/bench/internal/report"
 	"github.com/gpuline/gpuline/bench/internal/result"
 	"github.com/gpuline/gpuline/bench/internal/rig"
+	"github.com/gpuline/gpuline/bench/internal/sys"
 )
 
 func runMain(args []string) error {
 	fs := flag.NewFlagSet("run", flag.ExitOnError)
 	var o options
 	fs.BoolVar(&o.quick, "quick", false, "a few cells, in under a minute")
-	fs.StringVar(&o.driver, "driver", "soft", "driver of the device to wait for")
-	fs.StringVar(&o.only, "only", "", "regular expression: only these methods")
-	fs.DurationVar(&o.budget, "budget", 0, "how long the run may take; default 55s with -quick, else 14m")
-	fs.Float64Var(&o.plant, "plant", 0, "slow the waiter's own wake-ups down by this part, to see that compare finds it")
+	fs.StringVar(&o.driver, "driver", "soft", "driver of the device to wait for: "+rig.Drivers)
+	fs.StringVar(&o.only, "only", "", "regular expression: only these methods, floors and scales")
+	fs.StringVar(&o.cell, "cell", "", `regular expression: only these cells, as in "2ms/64/idle"`)
+	fs.DurationVar(&o.budget, "budget", 0, "how long the run may take (default 50s with -quick, else 14m)")
+	fs.Float64Var(&o.plant, "plant", 0, "burn this part of what each wait took after it, in our methods, to see that compare finds it")
 	out := fs.String("out", "", "write the results to this file, as JSON")
 	html := fs.String("html", "", "write a report with plots to this file")
 	_ = fs.Parse(args)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	f, err := run(ctx, o, report.NewProgress(os.Stdout))
-	if f != nil && len(f.Rows) > 0 {
-		report.Text(os.Stdout, f)
-		if *out != "" {
-			if serr := f.Save(*out); err == nil {
-				err = serr
-			}
+	if f == nil {
+		return err
+	}
+	report.Text(os.Stdout, f)
+	if *out != "" {
+		if serr := f.Save(*out); err == nil {
+			err = serr
 		}
-		if *html != "" {
-			if serr := report.HTML(*html, f); err == nil {
-				err = serr
-			}
+	}
+	if *html != "" {
+		if serr := report.HTML(*html, f); err == nil {
+			err = serr
 		}
 	}
 	return err
 }
 
 type options struct {
-	quick  bool
-	driver string
-	only   string
-	budget time.Duration
-	plant  float64
+	quick      bool
+	driver     string
+	only, cell string
+	budget     time.Duration
+	plant      float64
 }
 
 var (
@@ -62,7 +68,6 @@ func cells(quick bool) []result.Cell {
 	if quick {
 		return []result.Cell{
 			{Work: "20us", Streams: 1, Load: "idle"},
-			{Work: "200us", Streams: 1, Load: "idle"},
 			{Work: "2ms", Streams: 1, Load: "idle"},
 			{Work: "2ms", Streams: 1, Load: "busy"},
 			{Work: "2ms", Streams: 64, Load: "idle"},
@@ -88,63 +93,218 @@ func warm(c result.Cell) time.Duration {
 	if err != nil { // mixed
 		d = 10 * time.Millisecond
 	}
-	return 30*time.Millisecond + min(5*d, 100*time.Millisecond)
+	return 20*time.Millisecond + min(5*d, 80*time.Millisecond)
 }
 
-const (
-	rounds = 3
-	// overhead is what a child process costs besides warming and measuring.
-	overhead = 60 * time.Millisecond
-)
+// overhead is about what a child process takes besides warming and measuring.
+func overhead(c result.Cell) time.Duration {
+	return 20*time.Millisecond + time.Duration(c.Streams)*80*time.Microsecond
+}
+
+// weight says how long a cell is measured, relative to others: longer waits come
+// less often.
+func weight(c result.Cell) float64 {
+	switch c.Work {
+	case "20us", "200us":
+		return 0.6
+	case "2ms":
+		return 1
+	}
+	return 1.5
+}
+
+// rounds is how often everything is measured, each time in a process of its own:
+// what differs between processes is most of the noise. Each round goes over the
+// whole list, so that a machine that changes meanwhile changes for all alike.
+const rounds = 3
+
+// step is one measurement of each round.
+type step struct {
+	job  rig.Job
+	what string
+	cost time.Duration
+	keep func(a rig.Answer)
+	skip func(why string)
+	off  bool // not to be tried again
+}
 
 func run(ctx context.Context, o options, progress *report.Progress) (*result.File, error) {
 	if o.budget == 0 {
 		o.budget = 14 * time.Minute
 		if o.quick {
-			o.budget = 55 * time.Second
+			o.budget = 50 * time.Second
 		}
 	}
 	start := time.Now()
-	f := &result.File{Started: start, Mode: "full", Driver: o.driver}
+	f := &result.File{Started: start, Mode: "full", Driver: o.driver, Machine: machine(), Rounds: rounds, Plan: rig.PlanText(true)}
 	if o.quick {
 		f.Mode = "quick"
 	}
-	var todo []*result.Row
-	fixed := time.Duration(0)
-	for _, c := range cells(o.quick) {
-		for _, m := range rig.Methods() {
-			row := &result.Row{Cell: c, Method: m.Name, Ours: m.Ours, Skip: m.Skip(o.driver, c)}
-			f.Rows = append(f.Rows, row)
-			if row.Skip == "" {
-				todo = append(todo, row)
-				fixed += rounds * (warm(c) + overhead)
-			}
-		}
+	stolen, ticks := sys.Stolen()
+	steps, err := planRun(f, o)
+	if err != nil {
+		return nil, err
 	}
-	measure := max((o.budget-fixed)/time.Duration(rounds*len(todo)), 50*time.Millisecond)
-	for round := range rounds {
-		for i, row := range todo {
-			if err := ctx.Err(); err != nil {
-				return f, err
-			}
-			if row.Skip != "" {
+	total := time.Duration(0)
+	for _, s := range steps {
+		total += rounds * s.cost
+	}
+	spent, deadline := time.Duration(0), start.Add(o.budget+o.budget/10)
+	for range rounds {
+		for _, s := range steps {
+			spent += s.cost
+			if s.off {
 				continue
 			}
-			progress.Set(float64(round*len(todo)+i)/float64(rounds*len(todo)), fmt.Sprintf("%s: %s", row.Cell, row.Method))
-			a, err := rig.Do(ctx, rig.Job{Kind: "cell", Name: row.Method, Driver: o.driver, Cell: row.Cell, Warm: warm(row.Cell), Measure: measure, Plant: o.plant})
-			switch {
-			case err != nil:
-				row.Skip = "failed: " + err.Error()
-			case a.Err != "":
-				row.Skip = "failed: " + a.Err
-			case a.Skip != "":
-				row.Skip = a.Skip
-			default:
-				row.Add(a.Sample)
+			if time.Now().After(deadline) {
+				f.Cut = true
+				break
 			}
+			progress.Set(float64(spent-s.cost)/float64(total), s.what)
+			a, err := rig.Do(ctx, s.job)
+			switch {
+			case ctx.Err() != nil:
+				progress.End()
+				return f, ctx.Err()
+			case err != nil:
+				a.Skip = "failed: " + err.Error()
+			case a.Err != "":
+				a.Skip = "failed: " + a.Err
+			}
+			if a.Skip != "" {
+				s.skip(a.Skip)
+				s.off = true
+				continue
+			}
+			s.keep(a)
 		}
 	}
 	progress.End()
 	f.Seconds = time.Since(start).Seconds()
+	if s, t := sys.Stolen(); t > ticks {
+		f.Machine.Stolen = (s - stolen) / (t - ticks)
+	}
 	return f, nil
+}
+
+// planRun lists what is to be measured, with a place in the file for each, and
+// spreads the time over it.
+func planRun(f *result.File, o options) ([]*step, error) {
+	only, err := regexp.Compile(o.only)
+	if err != nil {
+		return nil, err
+	}
+	cell, err := regexp.Compile(o.cell)
+	if err != nil {
+		return nil, err
+	}
+	var steps []*step
+	fixed := time.Duration(0)
+	// What is besides the grid takes the same time in every run.
+	short, idle := 100*time.Millisecond, 500*time.Millisecond
+	if !o.quick {
+		short, idle = 500*time.Millisecond, 2*time.Second
+	}
+	names, what := rig.Floors()
+	for i, name := range names {
+		if !only.MatchString(name) || o.cell != "" {
+			continue
+		}
+		row := &result.Row{Method: name, What: what[i]}
+		f.Floors = append(f.Floors, row)
+		steps = append(steps, &step{
+			job:  rig.Job{Kind: "floor", Name: name, Measure: short},
+			what: name, cost: short + 20*time.Millisecond,
+			keep: func(a rig.Answer) { row.Add(a.Sample) },
+			skip: func(why string) { row.Skip = why },
+		})
+	}
+	for _, s := range rig.Scales() {
+		if !only.MatchString(s.Name) || o.cell != "" {
+			continue
+		}
+		xs := s.X
+		if len(xs) == 0 {
+			xs = []int{0}
+		}
+		for _, x := range xs {
+			sc := &result.Scale{Name: s.Name, What: s.What, X: x, XName: s.XName, Unit: s.Unit, Lower: s.Lower}
+			f.Scales = append(f.Scales, sc)
+			d := short
+			if s.XName == "" {
+				d = idle
+			}
+			exec := s.Exec
+			st := &step{
+				job:  rig.Job{Kind: "scale", Name: s.Name, X: x, Warm: 10 * time.Millisecond, Measure: d},
+				what: s.Name, cost: d + 30*time.Millisecond + time.Duration(x/2)*time.Microsecond,
+				keep: func(a rig.Answer) {
+					sc.Note = a.Note
+					if exec {
+						a.Values = []float64{float64(a.Wall) / 1e3}
+					}
+					sc.Samples = append(sc.Samples, a.Values...)
+				},
+				skip: func(why string) { sc.Skip = why },
+			}
+			if exec {
+				st.cost = 20 * time.Millisecond
+			}
+			steps = append(steps, st)
+		}
+	}
+	for _, s := range steps {
+		fixed += rounds * s.cost
+	}
+	weights := 0.0
+	grid := len(steps)
+	for _, c := range cells(o.quick) {
+		if !cell.MatchString(fmt.Sprintf("%s/%d/%s", c.Work, c.Streams, c.Load)) {
+			continue
+		}
+		for _, m := range rig.Methods() {
+			if !only.MatchString(m.Name) && m.Name != report.Reference {
+				continue
+			}
+			if m.Name == report.Reference && c.Load == "idle" {
+				continue
+			}
+			row := &result.Row{Cell: c, Method: m.Name, Ours: m.Ours, What: m.What, Skip: m.Skip(o.driver, c)}
+			f.Rows = append(f.Rows, row)
+			if row.Skip != "" {
+				continue
+			}
+			fixed += rounds * (warm(c) + overhead(c))
+			weights += rounds * weight(c)
+			steps = append(steps, &step{
+				job:  rig.Job{Kind: "cell", Name: m.Name, Driver: o.driver, Cell: c, Warm: warm(c), Plant: o.plant},
+				what: fmt.Sprintf("%s: %s", c, m.Name),
+				keep: func(a rig.Answer) { row.Add(a.Sample) },
+				skip: func(why string) { row.Skip = why },
+			})
+		}
+	}
+	unit := min(max(float64(o.budget-fixed)/max(weights, 1), float64(30*time.Millisecond)), float64(2*time.Second))
+	for _, s := range steps[grid:] {
+		s.job.Measure = time.Duration(unit * weight(s.job.Cell))
+		s.cost = warm(s.job.Cell) + overhead(s.job.Cell) + s.job.Measure
+	}
+	return steps, nil
+}
+
+// machine says where the run is made.
+func machine() result.Machine {
+	m := result.Machine{
+		CPU: sys.CPUModel(), CPUs: runtime.NumCPU(), Procs: runtime.GOMAXPROCS(0),
+		OS: runtime.GOOS + "/" + runtime.GOARCH, Kernel: sys.Kernel(), Go: runtime.Version(),
+	}
+	m.Load, _ = sys.LoadAverage()
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				m.Revision = s.Value
+			}
+		}
+	}
+	return m
 }

@@ -21,13 +21,17 @@ type File struct {
 	Started time.Time `json:"started"`
 	Seconds float64   `json:"seconds"`
 	// Mode is "quick" or "full".
-	Mode    string  `json:"mode"`
-	Driver  string  `json:"driver"`
-	Label   string  `json:"label"` // gpu.Device.Label: device, how completion is seen, plan
-	Machine Machine `json:"machine"`
-	Rows    []*Row  `json:"rows"`
-	Floors  []*Row  `json:"floors"`
-	Scales  []Scale `json:"scales"`
+	Mode   string `json:"mode"`
+	Driver string `json:"driver"`
+	// Plan is the wait plan of the methods that predict.
+	Plan   string `json:"plan"`
+	Rounds int    `json:"rounds"`
+	// Cut says that the time was over before all rounds were.
+	Cut     bool     `json:"cut,omitempty"`
+	Machine Machine  `json:"machine"`
+	Rows    []*Row   `json:"rows"`
+	Floors  []*Row   `json:"floors"`
+	Scales  []*Scale `json:"scales"`
 }
 
 // Machine is where a run was made.
@@ -54,7 +58,9 @@ type Cell struct {
 	Load string `json:"load"`
 }
 
-func (c Cell) String() string { return fmt.Sprintf("work %s, %s, %s", c.Work, plural(c.Streams), c.Load) }
+func (c Cell) String() string {
+	return fmt.Sprintf("work %s, %s, %s", c.Work, plural(c.Streams), c.Load)
+}
 
 func plural(n int) string {
 	if n == 1 {
@@ -66,8 +72,9 @@ func plural(n int) string {
 // Row is one method in one cell.
 type Row struct {
 	Cell
-	Method  string `json:"method"`
-	Ours    bool   `json:"ours"`
+	Method  string   `json:"method"`
+	What    string   `json:"what"`
+	Ours    bool     `json:"ours"`
 	Samples []Sample `json:"samples,omitempty"`
 	// Skip is why there are no samples.
 	Skip string `json:"skip,omitempty"`
@@ -110,10 +117,11 @@ type Sample struct {
 // Scale is one quantity measured as something grows, or alone.
 type Scale struct {
 	Name string `json:"name"`
-	// X is what grew, in units of XName; "" for a quantity on its own.
-	X     float64 `json:"x"`
-	XName string  `json:"x_name,omitempty"`
-	Unit  string  `json:"unit"`
+	What string `json:"what"`
+	// X is what grew, a number of XName; a quantity on its own has no XName.
+	X     int    `json:"x"`
+	XName string `json:"x_name,omitempty"`
+	Unit  string `json:"unit"`
 	// Lower tells whether less is better.
 	Lower   bool      `json:"lower"`
 	Samples []float64 `json:"samples"`

@@ -25,6 +25,7 @@ import (
 // piece of device work under way and somebody waiting for it.
 type run struct {
 	job    Job
+	plan   string
 	dev    *gpu.Device
 	worker worker
 	pages  []*gpu.MappedLine
@@ -171,15 +172,16 @@ func runCell(j Job) (Answer, error) {
 	r := &run{job: j}
 	r.ctx, r.stop = context.WithCancel(context.Background())
 	defer r.stop()
-	if err := r.open(m.plan); err != nil {
+	r.plan = PlanText(m.Predicts)
+	if err := r.open(); err != nil {
 		return Answer{}, err
 	}
 	a, err := r.measure(m)
 	return a, errors.Join(err, r.close())
 }
 
-func (r *run) open(planText string) (err error) {
-	if r.dev, err = openDevice(r.job.Driver, planText); err != nil {
+func (r *run) open() (err error) {
+	if r.dev, err = openDevice(r.job.Driver, r.plan); err != nil {
 		return err
 	}
 	if r.worker, err = newWorker(r.dev); err != nil {

@@ -3,6 +3,7 @@ package rig
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpuline/gpuline/gpu"
@@ -11,21 +12,15 @@ import (
 	"github.com/gpuline/gpuline/plan"
 )
 
-// Plans of our methods: what the library does when told nothing, and that without
-// the prediction.
-const (
-	planDefault = ""
-	planPlain   = "plain"
-)
+// Drivers names the drivers whose device work can be measured.
+const Drivers = "soft"
 
-// plainPlan is the default plan of this machine without its prediction.
-func plainPlan() string {
-	p := plan.Default(gpu.PlanCaps(true, ""))
-	text := p.String()
-	for i := range text {
-		if text[i] == '+' {
-			return text[:i]
-		}
+// PlanText returns the text of this machine's default plan, with the prediction
+// or without.
+func PlanText(predict bool) string {
+	text := plan.Default(gpu.PlanCaps(true, "")).String()
+	if !predict {
+		text, _, _ = strings.Cut(text, "+")
 	}
 	return text
 }
@@ -39,9 +34,6 @@ func openDevice(name, planText string) (*gpu.Device, error) {
 		opts = append(opts, gpu.Using(soft.New(soft.Config{Process: true})))
 	default:
 		opts = append(opts, gpu.WithDriver(name))
-	}
-	if planText == planPlain {
-		planText = plainPlan()
 	}
 	if planText != "" {
 		opts = append(opts, gpu.WithPlan(planText))

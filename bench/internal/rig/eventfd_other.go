@@ -4,4 +4,6 @@ package rig
 
 import "os"
 
-func eventFile() (*os.File, int, error) { return nil, 0, skipped("there are no eventfds on this system") }
+func eventFile() (*os.File, int, error) {
+	return nil, 0, skipped("there are no eventfds on this system")
+}

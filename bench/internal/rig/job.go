@@ -16,7 +16,7 @@ import (
 
 // Job is one measurement.
 type Job struct {
-	// Kind is "cell", "floor", "scale" or "start".
+	// Kind is "cell", "floor" or "scale".
 	Kind string `json:"kind"`
 	// Name is the method of a cell, or which floor or scale.
 	Name   string `json:"name"`
@@ -39,6 +39,8 @@ type Answer struct {
 	Skip   string        `json:"skip,omitempty"`
 	Note   string        `json:"note,omitempty"`
 	Err    string        `json:"err,omitempty"`
+	// Wall is how long the child process took, from its start to its end.
+	Wall time.Duration `json:"-"`
 }
 
 // Env is the variable that makes a process a child: its value is the job.
@@ -83,6 +85,10 @@ func (j Job) run() (Answer, error) {
 	switch j.Kind {
 	case "cell":
 		return runCell(j)
+	case "floor":
+		return runFloor(j)
+	case "scale":
+		return runScale(j)
 	}
 	return Answer{}, fmt.Errorf("no measurement of kind %q", j.Kind)
 }

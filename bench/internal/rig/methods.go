@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,10 +20,11 @@ type Method struct {
 	// What says what it does, in a line.
 	What string
 	// Ours tells the library's from what a user would do instead.
-	Ours  bool
-	plan  string
-	skip  func(driver string, c result.Cell) string
-	start func(r *run) error
+	Ours bool
+	// Predicts says whether it sleeps to a predicted completion first.
+	Predicts bool
+	skip     func(driver string, c result.Cell) string
+	start    func(r *run) error
 }
 
 // Skip returns why the method makes no sense in a cell, "" when it does.
@@ -32,9 +34,6 @@ func (m *Method) Skip(driver string, c result.Cell) string {
 	}
 	return ""
 }
-
-// Predicts reports whether the method sleeps to a predicted completion.
-func (m *Method) Predicts() bool { return m.Ours && m.plan == planDefault }
 
 // MethodNamed returns the method of that name, or nil.
 func MethodNamed(name string) *Method {
@@ -51,6 +50,10 @@ func Methods() []*Method { return append(baselines(), ours()...) }
 
 func baselines() []*Method {
 	return []*Method{
+		{
+			Name: "nobody", What: "no device work and nobody waiting, for comparison",
+			start: func(*run) error { return nil },
+		},
 		{
 			Name: "thread", What: "an OS thread per wait, blocked in the vendor's blocking sync",
 			start: startThread,
@@ -300,13 +303,15 @@ func startWatcher(r *run) error {
 
 func ours() []*Method {
 	var ms []*Method
-	for _, m := range []*Method{
+	for _, m := range slices.Concat([]*Method{
 		{Name: "wait", What: "Stream.Wait", start: startWait},
 		{Name: "done", What: "a select on gpu.Done", start: startDone},
-	} {
+	}, loops(), []*Method{
+		{Name: "fill", What: "a task per stream in one run of the FILL executor", start: startFill},
+	}) {
 		m.Ours = true
 		plain, predict := *m, *m
-		plain.plan = planPlain
+		predict.Predicts = true
 		predict.Name += "+predict"
 		predict.What += ", with prediction"
 		predict.skip = func(driver string, c result.Cell) string {

@@ -28,6 +28,7 @@ func Do(ctx context.Context, j Job) (Answer, error) {
 	cmd.WaitDelay = time.Second
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
+	start := time.Now()
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
@@ -38,6 +39,7 @@ func Do(ctx context.Context, j Job) (Answer, error) {
 	if err := json.Unmarshal(out.Bytes(), &a); err != nil {
 		return Answer{}, fmt.Errorf("child process said %q: %w", out.String(), err)
 	}
+	a.Wall = time.Since(start)
 	return a, nil
 }
 

@@ -52,6 +52,12 @@ func Stolen() (stolen, total float64) {
 	return stolen, total
 }
 
+// Kernel is the kernel's release.
+func Kernel() string {
+	b, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	return strings.TrimSpace(string(b))
+}
+
 // CPUModel names the processor.
 func CPUModel() string {
 	b, err := os.ReadFile("/proc/cpuinfo")

@@ -1,0 +1,31 @@
+package rig
+
+import "github.com/gpuline/gpuline/fill"
+
+// startFill is a task per lane in one run of the FILL executor.
+func startFill(r *run) error {
+	points := r.points()
+	r.start(func() error {
+		_, err := fill.Run(r.ctx, fill.Options{}, func(t *fill.Task) error {
+			for _, l := range r.lanes {
+				t.Spawn(func(t *fill.Task) error {
+					for {
+						v, err := l.next()
+						if err != nil {
+							return err
+						}
+						d := l.desc
+						d.Target = v
+						t.AwaitPoint(points[l.i], d)
+						if !l.done(v) {
+							return nil
+						}
+					}
+				})
+			}
+			return nil
+		})
+		return err
+	})
+	return nil
+}

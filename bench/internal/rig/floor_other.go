@@ -1,0 +1,5 @@
+//go:build !linux
+
+package rig
+
+func rawFloors() []floor { return nil }
