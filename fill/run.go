@@ -30,9 +30,10 @@ type Options struct {
 	// its park instruction or a loop, after which it naps in the kernel between
 	// looks. Default 50 us; negative means not at all.
 	Spin time.Duration
-	// Nap is the longest of those naps. They start at Nap/8 and grow to Nap with
+	// Nap is the length of those naps. They start at Nap/8 and grow to Nap with
 	// the time already waited, so that a nap adds at most about an eighth to
-	// a wait. Default 100 us.
+	// a wait. In long waits they grow on, to a 64th of the time waited but not
+	// beyond the park bound. Default 100 us, at most 10 ms.
 	Nap time.Duration
 }
 

@@ -102,9 +102,13 @@ func (i *threadIdle) Park(lines []*Watch, since, until time.Duration) {
 		if i.woken.Load() || changed(lines) {
 			return
 		}
-		nap := min(max((now-since)/8, i.nap/8, time.Microsecond), i.nap)
-		i.SleepUntil(min(now+nap, until))
+		i.SleepUntil(min(now+i.napAfter(now-since), until))
 	}
+}
+
+// napAfter returns how long to nap when the wait has lasted for waited.
+func (i *threadIdle) napAfter(waited time.Duration) time.Duration {
+	return max(min(waited/8, i.nap), waited/64, i.nap/8, time.Microsecond)
 }
 
 // hold keeps the processor for at most d, and reports whether a word changed.

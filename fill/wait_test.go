@@ -192,6 +192,22 @@ func entered(t *testing.T, idle *threadIdle, f func()) {
 	f()
 }
 
+func TestNaps(t *testing.T) {
+	idle := newThreadIdle(new(threadSleeper), 0, 80*time.Microsecond)
+	for waited, want := range map[time.Duration]time.Duration{
+		0:                       10 * time.Microsecond,
+		80 * time.Microsecond:   10 * time.Microsecond,
+		160 * time.Microsecond:  20 * time.Microsecond,
+		640 * time.Microsecond:  80 * time.Microsecond,
+		5120 * time.Microsecond: 80 * time.Microsecond,
+		64 * time.Millisecond:   time.Millisecond,
+	} {
+		if got := idle.napAfter(waited); got != want {
+			t.Errorf("after %v: %v, want %v", waited, got, want)
+		}
+	}
+}
+
 func TestThreadIdleSleeps(t *testing.T) {
 	for name, s := range sleepers(t) {
 		idle := newThreadIdle(s(), 0, 0)
