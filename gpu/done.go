@@ -120,10 +120,13 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 	}
 	h := handles.Get().(*handle)
 	defer handles.Put(h)
+	waiting.Add(1)
+	defer waiting.Add(-1)
 	start := poller.Now()
 	point := s.points[p.band]
 	slept, spun := false, false
-	if look := p.look(s); look > 0 {
+	look := p.look(s)
+	if look > 0 && p.spin > 0 && maySpin() {
 		h.wt.Look, h.wt.Early, h.wt.Spun = look, true, false
 		err := s.park(ctx, h, seq)
 		if err != poller.ErrLook {
@@ -132,11 +135,10 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 			}
 			return err
 		}
-		slept = true
+		slept, look = true, 0
 	}
-	if p.spin > 0 && acquireSpin() {
+	if look == 0 && p.spin > 0 && maySpin() {
 		seen, pending, err := s.spin(ctx, seq, p.spin)
-		releaseSpin()
 		spun = true
 		if err != nil {
 			return err
@@ -154,10 +156,18 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 			return nil
 		}
 	}
-	h.wt.Look, h.wt.Early, h.wt.Spun = 0, false, spun
+	h.wt.Look, h.wt.Early, h.wt.Spun = look, false, spun
 	err := s.park(ctx, h, seq)
-	if err == nil {
-		point.Exact(poller.Now() - start)
+	switch {
+	case err != nil:
+	case h.wt.DoneAt == 0: // reached by the time it was to be registered
+		if slept && !spun {
+			point.Late(poller.Now() - start)
+		}
+	case h.wt.Late:
+		point.Late(h.wt.DoneAt - start)
+	default:
+		point.Exact(h.wt.DoneAt - start)
 	}
 	return err
 }
@@ -229,19 +239,13 @@ func (s *Stream) spin(ctx context.Context, seq uint64, d time.Duration) (seen, p
 	}
 }
 
-// spinners is how many goroutines are looking at words themselves. Only as many
-// may as leave half of the processors to everybody else.
-var spinners atomic.Int32
+// waiting is how many goroutines are in Stream.Wait.
+var waiting atomic.Int32
 
-func acquireSpin() bool {
-	if spinners.Add(1) <= int32(max(1, runtime.GOMAXPROCS(0)/2)) {
-		return true
-	}
-	spinners.Add(-1)
-	return false
-}
-
-func releaseSpin() { spinners.Add(-1) }
+// maySpin reports whether a waiting goroutine may look at the word itself: while
+// no more wait than leave half of the processors to everybody else. With more, a
+// processor that looks is one that the others' completions are waiting for.
+func maySpin() bool { return waiting.Load() <= int32(max(1, runtime.GOMAXPROCS(0)/2)) }
 
 // confirmed makes sure that a reached word is success, on drivers where the
 // word alone does not prove it. The query runs on the confirmer's goroutine: one
