@@ -240,7 +240,7 @@ func TestHammer(t *testing.T) {
 			}
 			g := newGroup(s)
 			r := hammer.Start(t, hammer.Config{
-				Sink: g, Completions: max(n*v.share/1000, v.streams*v.depth), Streams: v.streams, Depth: v.depth,
+				Sinks: []poller.Sink{g}, Completions: max(n*v.share/1000, v.streams*v.depth), Streams: v.streams, Depth: v.depth,
 				Procs: v.procs, Storm: v.storm, Busy: v.busy, Late: v.late, Poller: poller.Config{Nap: 20 * time.Microsecond},
 			})
 			var consumers sync.WaitGroup

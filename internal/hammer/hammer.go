@@ -25,10 +25,11 @@ func Total(def int) int {
 	return def
 }
 
-// Config says what to drive. Sink is required.
+// Config says what to drive. At least one sink is required.
 type Config struct {
-	// Sink is the host. Each completion that its consumers see goes to Rig.Done.
-	Sink poller.Sink
+	// Sinks are the hosts; the streams take turns. Each completion that a host's
+	// consumers see goes to Rig.Done.
+	Sinks []poller.Sink
 	// Completions is about how many waits to complete.
 	Completions int
 	// Streams and Depth are the number of words and of waits on each at a time.
@@ -100,7 +101,7 @@ func Start(t testing.TB, cfg Config) *Rig {
 			waits: make([]poller.Wait, cfg.Depth), state: make([]atomic.Int32, cfg.Depth),
 		}
 		for j := range s.waits {
-			s.waits[j] = poller.Wait{Sink: cfg.Sink, User: uint64(i)<<32 | uint64(j)}
+			s.waits[j] = poller.Wait{Sink: cfg.Sinks[i%len(cfg.Sinks)], User: uint64(i)<<32 | uint64(j)}
 		}
 		if s.watch, err = r.waiter.Watch(s.word, poller.WatchOptions{}); err != nil {
 			t.Fatal(err)
@@ -108,7 +109,7 @@ func Start(t testing.TB, cfg Config) *Rig {
 		r.streams = append(r.streams, s)
 	}
 	if cfg.Storm {
-		r.side.Go(func() { storm(r.quit) })
+		r.side.Go(func() { Storm(r.quit) })
 	}
 	if cfg.Busy {
 		for range cfg.Procs {

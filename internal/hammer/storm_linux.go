@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// storm sends SIGURG, the runtime's own preemption signal, to every thread
+// Storm sends SIGURG, the runtime's own preemption signal, to every thread
 // of the process until quit is closed.
-func storm(quit <-chan struct{}) {
+func Storm(quit <-chan struct{}) {
 	pid := os.Getpid()
 	for {
 		tasks, _ := os.ReadDir("/proc/self/task")

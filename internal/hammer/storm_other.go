@@ -2,5 +2,5 @@
 
 package hammer
 
-// storm has no per-thread signals to send here.
-func storm(quit <-chan struct{}) { <-quit }
+// Storm has no per-thread signals to send here.
+func Storm(quit <-chan struct{}) { <-quit }
