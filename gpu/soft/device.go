@@ -1,6 +1,8 @@
 package soft
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -28,8 +30,8 @@ const (
 	statusCapturedEvent      = 907
 )
 
-// closeBound is how long the last Release waits for functions that still run.
-const closeBound = 5 * time.Second
+// CloseBound is how long the last Release waits for functions that still run.
+const CloseBound = 5 * time.Second
 
 var errDeviceClosed = event.New(event.Closed, "soft device")
 
@@ -47,6 +49,8 @@ type Device struct {
 	failed  chan struct{}  // closed when a fault has been noticed
 	blocks  atomic.Pointer[[]*block]
 
+	closeBound time.Duration
+
 	// planMu guards when each engine is free. It is a leaf, as mu is: neither is held
 	// while anything else is locked.
 	planMu  sync.Mutex
@@ -58,8 +62,9 @@ type Device struct {
 	refs       int
 	fronted    bool
 	queues     map[*queue]struct{}
-	rings      []*queue // by ring
-	free       []int    // rings to use again
+	closing    map[*queue]struct{} // those that are closed and not yet done
+	rings      []*queue            // by ring
+	free       []int               // rings to use again
 	failures   []*event.Error
 	fault      *event.Error
 	noticed    bool
@@ -74,13 +79,13 @@ func open(cfg Config, info driver.Info) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{
-		cfg: cfg, info: info, mem: m, refs: 1,
+		cfg: cfg, info: info, mem: m, refs: 1, closeBound: CloseBound,
 		gone: make(chan struct{}), failed: make(chan struct{}),
-		engines: make([]int64, max(cfg.Engines, 0)), queues: map[*queue]struct{}{},
+		engines: make([]int64, max(cfg.Engines, 0)), queues: map[*queue]struct{}{}, closing: map[*queue]struct{}{},
 	}
 	d.blocks.Store(&[]*block{})
 	if cfg.StoreAfterFault {
-		m.ctl.keep = 1
+		m.ctl.keep.Store(1)
 	}
 	m.ctl.near = int64(near)
 	if cfg.Busy {
@@ -190,6 +195,11 @@ func (d *Device) checkEngine() {
 // Lose makes the device fail at once, as when it falls off the bus: nothing lands
 // any more, and every call reports event.DeviceLost with status 999.
 func (d *Device) Lose(why string) {
+	d.mu.Lock()
+	if !d.dead {
+		d.mem.ctl.keep.Store(0)
+	}
+	d.mu.Unlock()
 	d.fail(event.New(event.DeviceLost, d.name(), why).WithStatus(StatusUnknown))
 }
 
@@ -263,13 +273,7 @@ func (d *Device) Counters() Counters {
 }
 
 // list returns the queues; mu is held. Queues are locked only without mu.
-func (d *Device) list() []*queue {
-	all := make([]*queue, 0, len(d.queues))
-	for q := range d.queues {
-		all = append(all, q)
-	}
-	return all
-}
+func (d *Device) list() []*queue { return slices.Collect(maps.Keys(d.queues)) }
 
 // takeRing hands out a ring; mu is held.
 func (d *Device) takeRing(q *queue) (int, error) {
@@ -293,7 +297,7 @@ func (d *Device) takeRing(q *queue) (int, error) {
 // sweep gives back the rings of closed streams whose work is done.
 func (d *Device) sweep() {
 	d.mu.Lock()
-	queues := d.list()
+	queues := slices.Collect(maps.Keys(d.closing))
 	d.mu.Unlock()
 	for _, q := range queues {
 		q.retire()
@@ -312,7 +316,7 @@ func (d *Device) Retain() error {
 }
 
 // Release implements driver.Device. The last one ends the device: what is still
-// queued is dropped. It waits for functions that run, for at most 5 seconds; when
+// queued is dropped. It waits for functions that run, for at most CloseBound; when
 // one is still not back then, memory that it may use is leaked, which is the error
 // (event.Leaked).
 func (d *Device) Release() error {
@@ -364,12 +368,12 @@ func (d *Device) shutDown() error {
 		d.busy.Wait()
 		close(out)
 	}()
-	t := time.NewTimer(closeBound)
+	t := time.NewTimer(d.closeBound)
 	defer t.Stop()
 	select {
 	case <-out:
 	case <-t.C:
-		return event.New(event.Leaked, "memory of "+d.name(), "a function has not returned within "+closeBound.String())
+		return event.New(event.Leaked, "memory of "+d.name(), "a function has not returned within "+d.closeBound.String())
 	}
 	for _, b := range *d.blocks.Load() {
 		_ = b.m.Close()
@@ -401,7 +405,6 @@ func (d *Device) Settle() error {
 			return err
 		}
 	}
-	d.fence()
 	d.sweep()
 	return nil
 }

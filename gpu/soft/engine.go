@@ -29,12 +29,18 @@ func (d *Device) tell() {
 	}
 }
 
-// fence returns when everything that the engine was at is finished.
+// fence returns when everything that the engine was at is finished: with the end
+// of its turn.
 func (d *Device) fence() {
 	c := d.mem.ctl
-	for t := c.turns.Load(); c.turns.Load() == t && d.eng.alive(); {
-		d.tell()
-		time.Sleep(10 * time.Microsecond)
+	t := c.turns.Load()
+	d.tell()
+	for n := 0; c.turns.Load() == t && d.eng.alive(); n++ {
+		if n < 1000 {
+			runtime.Gosched()
+		} else {
+			time.Sleep(settleNap)
+		}
 	}
 }
 
@@ -118,7 +124,7 @@ func (g *goEngine) run() {
 	for c.quit.Load() == 0 {
 		c.turns.Add(1)
 		bell, now := c.doorbell.Load(), clock()
-		if c.fault.Load() != 0 && c.keep == 0 {
+		if c.fault.Load() != 0 && c.keep.Load() == 0 {
 			now = forever // all that is queued is dropped, whenever it was due
 		}
 		next := g.look(now)
@@ -129,7 +135,7 @@ func (g *goEngine) run() {
 			runtime.Gosched()
 			continue
 		}
-		c.sleeping.Store(1)
+		c.sleeping.Swap(1) // and not Store: see push
 		if c.doorbell.Load() == bell && c.quit.Load() == 0 {
 			t.Reset(min(time.Duration(next-now)-early, longest))
 			select {
@@ -168,7 +174,7 @@ func (g *goEngine) look(now int64) int64 {
 					break
 				}
 				if !g.perform(i, s, e) {
-					next = now // the rest of a copy
+					next = now
 					break
 				}
 			}
@@ -177,8 +183,9 @@ func (g *goEngine) look(now int64) int64 {
 	return next
 }
 
-// perform performs the head entry of ring i, and moves the head on unless a part
-// of a copy is left.
+// perform performs the head entry of ring i and moves the head on. false asks for
+// another look at once: part of a copy is left, or after a fault the rest is to be
+// dropped.
 func (g *goEngine) perform(i int, s *slot, e *entry) bool {
 	m := g.m
 	m.order.Load()
@@ -197,7 +204,7 @@ func (g *goEngine) perform(i int, s *slot, e *entry) bool {
 		wordAt(a).Store(b)
 		futexWake(a)
 		return true
-	case m.ctl.fault.Load() != 0 && (m.ctl.keep == 0 || op == opWord):
+	case m.ctl.fault.Load() != 0 && (m.ctl.keep.Load() == 0 || op == opWord):
 		s.done = 0
 	case op == opStore:
 		st := &m.stamps(i)[e.b%ringEntries]
@@ -222,7 +229,9 @@ func (g *goEngine) perform(i int, s *slot, e *entry) bool {
 		post(int(e.a))
 	case op == opFault:
 		m.ctl.fault.CompareAndSwap(0, e.b)
+		s.head.Add(1)
 		g.bell()
+		return false
 	}
 	s.head.Add(1)
 	return true

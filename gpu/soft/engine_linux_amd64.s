@@ -277,6 +277,7 @@ fault:
 	LOCK
 	CMPXCHGQ DX, control_fault(R12)
 	INCQ     slot_head(BX)
+	MOVQ     R13, R15                // no sleep before the rest is dropped
 	JMP      ring
 
 call:

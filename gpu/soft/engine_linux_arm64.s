@@ -346,7 +346,8 @@ first:
 
 second:
 	NEXT
-	B ring
+	MOVD R20, R22 // no sleep before the rest is dropped
+	B    ring
 
 call:
 	NEXT

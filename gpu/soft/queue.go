@@ -156,7 +156,7 @@ func (q *queue) hand(it *item) (news bool) {
 // is room for more.
 func (q *queue) pump() {
 	m, news := q.d.mem, false
-	if q.faulted() && m.ctl.keep == 0 {
+	if q.faulted() && m.ctl.keep.Load() == 0 {
 		q.todo = nil
 	}
 	for len(q.todo) > 0 && q.fence == noFence {
@@ -321,6 +321,7 @@ func (q *queue) sync() error {
 		default:
 		}
 		futexWait(q.syncAddr(), uint32(seen), 100*time.Millisecond)
+		q.d.checkEngine()
 	}
 	q.mu.Lock() // what was done happened before, for the race detector, too
 	defer q.mu.Unlock()
@@ -329,17 +330,10 @@ func (q *queue) sync() error {
 
 // settle returns when nothing that was queued so far can write any more.
 func (q *queue) settle() error {
-	q.mu.Lock()
-	if q.gone {
-		q.mu.Unlock()
-		return nil
-	}
-	tail := q.slot().tail.Load()
-	q.mu.Unlock()
-	if err := q.sync(); err != nil && q.d.Err() == nil {
+	if err := q.sync(); err != nil && err != errStreamClosed && q.d.Err() == nil {
 		return err
 	}
-	// Functions of a device that has failed, and stores that are late.
+	// What is under way on a device that has failed, and stores that are late.
 	for first := true; ; first = false {
 		q.mu.Lock()
 		if q.gone {
@@ -350,7 +344,7 @@ func (q *queue) settle() error {
 		if first {
 			q.land()
 		}
-		idle := q.lateIdle() && (!q.faulted() || q.fence != fenceRuns && int64(q.slot().head.Load()-tail) >= 0)
+		idle := q.lateIdle() && (q.done() || !q.faulted())
 		q.mu.Unlock()
 		if idle {
 			return nil
@@ -393,17 +387,20 @@ func (q *queue) retire() {
 		return
 	}
 	q.pump()
-	if !q.done() || !q.lateIdle() {
-		return
-	}
-	q.gone = true
+	idle := q.done() && q.lateIdle()
 	d := q.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.dead {
 		return
 	}
+	if !idle {
+		d.closing[q] = struct{}{}
+		return
+	}
+	q.gone = true
 	delete(d.queues, q)
+	delete(d.closing, q)
 	for _, r := range []int{q.ring, q.late} {
 		if r >= 0 {
 			d.rings[r] = nil

@@ -25,7 +25,7 @@ const (
 type control struct {
 	// Written by Go.
 	quit    atomic.Uint32
-	keep    uint32        // not 0: stores land behind failed work, too
+	keep    atomic.Uint32 // not 0: stores land behind failed work, too
 	groups  atomic.Uint64 // words of active that are in use
 	slots   uintptr       // [maxStreams]slot
 	due     uintptr       // [maxStreams]int64, the engine's own: when a ring's head is due
@@ -182,13 +182,16 @@ func (m *memory) used(i int) int {
 // The entry is written before the tail that makes it visible, and the tail before
 // the look at the active bit. The engine clears that bit before it looks at the
 // tail for the last time. So either it sees the entry, or the bit is seen clear
-// here and set again.
+// here and set again. The store of the tail is an Add because that also keeps its
+// place before the look in a race build, where Go's atomic stores are only
+// releases and its loads acquires (compiler-rt, tsan_interface_atomic.cpp,
+// __tsan_go_atomic64_store).
 func (m *memory) push(i int, e entry) (news bool) {
 	s := &m.slots[i]
 	t := s.tail.Load()
 	m.entries(i)[t%ringEntries] = e
 	m.order.Add(1)
-	s.tail.Store(t + 1)
+	s.tail.Add(1)
 	g, bit := &m.active[i/64], uint64(1)<<(i%64)
 	if g.Load()&bit != 0 {
 		return false

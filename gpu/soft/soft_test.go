@@ -172,24 +172,6 @@ func TestOrderWithData(t *testing.T) {
 	})
 }
 
-// The engine stores although no P is free to run Go code for it.
-func TestStoresNeedNoP(t *testing.T) {
-	if !haveAsm {
-		t.Skip("the store engine is a goroutine on this platform")
-	}
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	d := openDevice(t, Config{})
-	if !d.Counters().EngineInAsm {
-		t.Fatal("the engine is a goroutine")
-	}
-	s := openStream(t, d)
-	w := openWord(t, d)
-	must(t, s.Work(2*time.Millisecond))
-	must(t, s.Store(w.host, w.dev, 1))
-	for !w.Reached(1) { // the only P never leaves this loop
-	}
-}
-
 func TestManyEntriesAndStreams(t *testing.T) {
 	eachMode(t, func(t *testing.T, cfg Config) {
 		d := openDevice(t, cfg)
@@ -475,17 +457,4 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Errorf("%d threads", n)
 		}
 	})
-}
-
-func BenchmarkStore(b *testing.B) {
-	d := openDevice(b, Config{})
-	s := openStream(b, d)
-	w := openWord(b, d)
-	b.ReportAllocs()
-	seq := uint64(0)
-	for b.Loop() {
-		seq++
-		must(b, s.Store(w.host, w.dev, seq))
-	}
-	must(b, s.Sync())
 }

@@ -194,7 +194,7 @@ func (q *queue) keeper(e entry) func() error {
 	return func() error {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if q.gone || q.faulted() && q.d.mem.ctl.keep == 0 {
+		if q.gone || q.faulted() && q.d.mem.ctl.keep.Load() == 0 {
 			return nil
 		}
 		q.held = append(q.held, e)

@@ -17,14 +17,22 @@ import (
 // the thread than a stack.
 func vdsoClock() uintptr {
 	name := map[string]string{"amd64": "__vdso_clock_gettime", "arm64": "__kernel_clock_gettime"}[runtime.GOARCH]
+	base := vdsoBase()
+	if base == 0 || name == "" {
+		return 0
+	}
+	return elfSymbol(base, name)
+}
+
+func vdsoBase() uintptr {
 	aux, err := unix.Auxv()
-	if err != nil || name == "" {
+	if err != nil {
 		return 0
 	}
 	const sysinfoEHDR = 33
 	for _, v := range aux {
-		if v[0] == sysinfoEHDR && v[1] != 0 {
-			return elfSymbol(v[1], name)
+		if v[0] == sysinfoEHDR {
+			return v[1]
 		}
 	}
 	return 0
