@@ -243,6 +243,7 @@ func (h *Host) retry() {
 
 // deliver posts the backlog and what is pending, as far as the kernel takes it.
 func (h *Host) deliver() {
+	raceRelease()
 	h.mu.Lock()
 	fatal := h.fatal
 	if len(h.backlog) == 0 {

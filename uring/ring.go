@@ -395,6 +395,7 @@ func (r *Ring) Next() (Completion, bool) {
 	if r.closed || !r.ready() {
 		return Completion{}, false
 	}
+	raceAcquire()
 	e := &r.cqes[r.cqHead&r.cqMask]
 	c := Completion{User: e.userData, Res: e.res, Flags: e.flags}
 	r.cqHead++
