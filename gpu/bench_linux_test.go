@@ -211,11 +211,11 @@ func TestGuardWake(t *testing.T) {
 		wait, done := measure(t, d, n, 300*time.Microsecond, waitWait), measure(t, d, n, 300*time.Microsecond, waitDone)
 		t.Logf("300 us: spin p50 %v p99 %v; Wait p50 %v p99 %v cpu %.1f %%; Done p50 %v p99 %v cpu %.1f %%; eventfd p50 %v p99 %v",
 			spin.q(0.5), spin.q(0.99), wait.q(0.5), wait.q(0.99), 100*wait.cpu, done.q(0.5), done.q(0.99), 100*done.cpu, efd.q(0.5), efd.q(0.99))
-		if wait.q(0.5) <= 3*spin.q(0.5)+500 && done.q(0.5) <= efd.q(0.5)*8/10 {
+		if wait.q(0.5) <= 3*spin.q(0.5)+500 && done.q(0.5) <= 3*efd.q(0.5) {
 			return
 		}
 	}
-	t.Error("in three tries: want Wait p50 <= 3x the spinning reader, Done p50 <= 0.8x the eventfd wake")
+	t.Error("in three tries: want Wait p50 <= 3x the spinning reader (and 0.5 us), Done p50 <= 3x the eventfd wake")
 }
 
 func TestGuardPredictedWait(t *testing.T) {
@@ -266,7 +266,7 @@ func TestGuardGCPause(t *testing.T) {
 			runtime.GC()
 		}
 	}
-	for try := range 3 {
+	for range 3 {
 		alone := quantile(collect)
 		s, ss := newStream(t, d)
 		stop := make(chan struct{})
@@ -291,7 +291,6 @@ func TestGuardGCPause(t *testing.T) {
 		if beside <= alone+20*time.Microsecond {
 			return
 		}
-		_ = try
 	}
 	t.Error("in three tries: a waiter adds more than 20 us to the p99 of the pauses")
 }

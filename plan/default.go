@@ -11,8 +11,8 @@ var standard = Plan{
 	kind: Park,
 	v: [params]time.Duration{
 		parkUS:     100 * time.Microsecond,
-		spinUS:     150 * time.Microsecond,
-		napUS:      100 * time.Microsecond,
+		spinUS:     200 * time.Microsecond,
+		napUS:      200 * time.Microsecond,
 		backstopUS: time.Millisecond,
 	},
 	pred: Prediction{

@@ -41,6 +41,8 @@ const (
 	// sliceLen bounds a stretch in assembly or in a loop that can't be preempted:
 	// a stop-the-world waits for it (golang/go#10958).
 	sliceLen = 5 * time.Microsecond
+	// maxOversleep is the longest oversleep that counts: more is an accident.
+	maxOversleep = 100 * time.Microsecond
 	// closeBound is how long Close waits for the waiter's goroutine, which only a
 	// driver that blocks in a status query can hold up.
 	closeBound = 2 * time.Second
@@ -66,6 +68,9 @@ type Stats struct {
 	Confirms  uint64 // status queries made before reporting success
 	Spurious  uint64 // wake-ups after which there was nothing new
 	Early     uint64 // waits handed back to their owner at their Look time
+	// Oversleep is how much later than asked the latest sleeps ended, on average.
+	// Sleeps are made that much shorter.
+	Oversleep time.Duration
 	// LongestScan is the longest single pass over all busy words.
 	LongestScan time.Duration
 }
@@ -94,10 +99,14 @@ type Waiter struct {
 	incoming atomic.Pointer[Watch]
 	stats    counters
 	sleeper  sleeper
-	unpark   chan struct{}
-	done     chan struct{}
-	started  atomic.Bool
-	stop     atomic.Bool
+	// oversleep is how much later than asked a sleep ended of late, on average:
+	// sleeps are made that much shorter. Microseconds on bare metal, tens of them
+	// where a virtual processor has to be woken.
+	oversleep atomic.Int64
+	unpark    chan struct{}
+	done      chan struct{}
+	started   atomic.Bool
+	stop      atomic.Bool
 
 	mu      sync.Mutex
 	closed  bool
@@ -242,7 +251,7 @@ func (w *Waiter) Stats() Stats {
 		Cancelled: c.cancelled.Load(), Batches: c.batches.Load(), Looks: c.looks.Load(),
 		Spins: c.spins.Load(), Naps: c.naps.Load(), Sleeps: c.sleeps.Load(), Parks: c.parks.Load(),
 		Confirms: c.confirms.Load(), Spurious: c.spurious.Load(), Early: c.early.Load(),
-		LongestScan: time.Duration(c.longestScan.Load()),
+		LongestScan: time.Duration(c.longestScan.Load()), Oversleep: time.Duration(w.oversleep.Load()),
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -325,8 +334,15 @@ func (w *Waiter) run() {
 		}
 		if s.work {
 			w.deliver(now)
-			// The woken goroutine is next on this thread's P: let it run here.
-			runtime.Gosched()
+			// The woken goroutine is next on this thread's P: let it run here, at
+			// once. With nothing left to watch, parking does that for less than
+			// a yield, which would first start another thread for the waiter itself.
+			if w.anyPending() {
+				runtime.Gosched()
+			} else {
+				fresh = true
+				w.park()
+			}
 			continue
 		}
 		switch {
@@ -558,8 +574,13 @@ func (w *Waiter) sleep(until, now int64) {
 				w.stats.sleeps.Add(1)
 			}
 			w.sleeper.sleep(until, &w.state)
-			if w.state.Load() != running && nanotime() < until {
-				w.stats.spurious.Add(1)
+			if w.state.Load() != running { // nobody ended it
+				if over := nanotime() - until; over < 0 {
+					w.stats.spurious.Add(1)
+				} else if !s.naps {
+					old := w.oversleep.Load()
+					w.oversleep.Store(old + (min(over, int64(maxOversleep))-old)/8)
+				}
 			}
 		}
 	}

@@ -171,7 +171,7 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 	now := nanotime()
 	lookAt := now
 	if wt.Look > 0 {
-		lookAt = satAdd(now, wt.Look)
+		lookAt = satAdd(now, max(0, wt.Look-time.Duration(x.w.oversleep.Load())))
 	}
 	wt.target, wt.addedAt, wt.lookAt, wt.Late = target, now, lookAt, false
 	perturb()
