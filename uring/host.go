@@ -66,7 +66,7 @@ type Host struct {
 	backlog  []posting
 	flight   []flying // by the user number of our own request
 	spare    []uint64 // indices of flight that are free
-	ring     *Ring     // ours, from which messages are sent
+	ring     *Ring    // ours, from which messages are sent
 	ringless bool
 	stats    HostStats
 	retrying bool
