@@ -233,6 +233,34 @@ func TestGuardPredictedWait(t *testing.T) {
 	t.Error("in three tries: want at most 12 % of the spinning reader's CPU and a p50 at most 10 us above it")
 }
 
+// A waiter that naps or sleeps through 2 ms waits costs under 5 % of a core.
+func TestGuardNapping(t *testing.T) {
+	guard(t)
+	for text, look := range map[string]time.Duration{
+		"staged:spin_us=0,nap_us=1000,backstop_us=1000": 0,
+		"staged:spin_us=0,nap_us=100,backstop_us=1000":  2100 * time.Microsecond,
+	} {
+		d := outOfProcess(t, gpu.WithPlan(text))
+		wt, c := poller.NewWait()
+		cpu := 1.0
+		for range 3 {
+			s := measure(t, d, 300, 2*time.Millisecond, func(s *gpu.Stream, seq uint64) {
+				wt.Look = look
+				if ok, _ := s.Notify(wt, seq); ok {
+					<-c
+				}
+			})
+			t.Logf("%s, look %v: p50 %v cpu %.1f %%", text, look, s.q(0.5), 100*s.cpu)
+			if cpu = s.cpu; cpu < 0.05 {
+				break
+			}
+		}
+		if cpu >= 0.05 {
+			t.Errorf("%s, look %v: %.1f %% of a core in three tries, want under 5 %%", text, look, 100*cpu)
+		}
+	}
+}
+
 // 64 open streams with nothing pending cost nothing.
 func TestGuardIdle(t *testing.T) {
 	guard(t)

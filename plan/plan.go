@@ -17,7 +17,7 @@
 //	         staged, with the processor's park instead of the first stage's loop
 //
 // park_us (1..10000) bounds one park, spin_us (0..10000) the first stage as
-// a whole; nap_us (1..10000) is the longest nap. Every backstop_us (1..1000000)
+// a whole; nap_us (1..10000) is the length of a nap, which a long wait may exceed (poller.Config.Nap). Every backstop_us (1..1000000)
 // the device's status is asked, which finds what the word can't tell: failed
 // work, or a store that never lands.
 //
@@ -111,8 +111,8 @@ func (p Plan) Park() time.Duration { return p.v[parkUS] }
 // Spin returns the length of the first stage (spin_us), 0 where the kind has none.
 func (p Plan) Spin() time.Duration { return p.v[spinUS] }
 
-// Nap returns the longest nap between two looks at the word (nap_us), 0 where
-// the kind has none.
+// Nap returns the length of a nap between two looks at the word (nap_us), 0
+// where the kind has none.
 func (p Plan) Nap() time.Duration { return p.v[napUS] }
 
 // Backstop returns the time between two status queries (backstop_us), 0 where

@@ -25,7 +25,8 @@ type Config struct {
 	// means not at all.
 	Spin time.Duration
 	// Nap is the length of the naps in the kernel between two looks once Spin is
-	// over. Default 200 us; shorter than 1 us counts as 1 us.
+	// over. In a long wait they grow to a sixteenth of the time napped so far, at
+	// most 1 ms. Default 200 us; shorter than 1 us counts as 1 us.
 	Nap time.Duration
 	// Park makes the waiter spend Spin in the processor's park instruction, in
 	// slices of some microseconds, where it has one (PlanCaps tells).
@@ -41,6 +42,9 @@ const (
 	// sliceLen bounds a stretch in assembly or in a loop that can't be preempted:
 	// a stop-the-world waits for it (golang/go#10958).
 	sliceLen = 5 * time.Microsecond
+	// longestNap bounds the growth of naps: a nap costs tens of microseconds of CPU
+	// time where a virtual processor has to be woken for it.
+	longestNap = time.Millisecond
 	// maxOversleep is the longest oversleep that counts: more is an accident.
 	maxOversleep = 100 * time.Microsecond
 	// closeBound is how long Close waits for the waiter's goroutine, which only a
@@ -428,7 +432,7 @@ func (w *Waiter) scan(now int64, collect bool) (s sight) {
 			if now < x.spinUntil {
 				s.hots++
 				s.hot = x
-			} else if nap := satAdd(now, w.cfg.Nap); nap < s.next {
+			} else if nap := satAdd(now, max(w.cfg.Nap, min(time.Duration(now-x.spinUntil)/16, longestNap))); nap < s.next {
 				s.next, s.naps = nap, true
 			}
 		}
