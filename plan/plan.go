@@ -17,9 +17,10 @@
 //	         staged, with the processor's park instead of the first stage's loop
 //
 // park_us (1..10000) bounds one park, spin_us (0..10000) the first stage as
-// a whole; nap_us (1..10000) is the length of a nap, which a long wait may exceed (poller.Config.Nap). Every backstop_us (1..1000000)
-// the device's status is asked, which finds what the word can't tell: failed
-// work, or a store that never lands.
+// a whole; nap_us (1..10000) is the length of a nap, which a waiter's long waits
+// may exceed (poller.Config.Nap). Every backstop_us (1..1000000) the device's
+// status is asked, which finds what the word can't tell: failed work, or a store
+// that never lands; for the streams of package gpu, the health tick does that.
 //
 // The fields of a prediction are margin_us=<n>, min_sleep_us=<n>,
 // max_sleep_us=<n> and window=<n> (1..16), with min_sleep_us <= max_sleep_us; see
