@@ -29,7 +29,7 @@ func main() {
 		fmt.Fprint(os.Stderr, usage)
 		os.Exit(2)
 	}
-	commands := map[string]func(args []string) error{"run": runMain}
+	commands := map[string]func(args []string) error{"run": runMain, "compare": compareMain, "probe": probeMain}
 	f, ok := commands[os.Args[1]]
 	if !ok {
 		fmt.Fprint(os.Stderr, usage)

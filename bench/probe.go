@@ -1,0 +1,3 @@
+package main
+
+func probeMain([]string) error { return nil }
