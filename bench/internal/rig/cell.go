@@ -56,7 +56,6 @@ type lane struct {
 	rnd  *rand.Rand
 	word *line.Word
 	addr uint64 // the device's, of word
-	desc line.Descriptor
 	seq  uint64 // the newest value queued for word
 	part []int64
 	_    [64]byte
@@ -220,10 +219,6 @@ func (r *run) mapWords() error {
 			return err
 		}
 		l.word = p.Word(i % p.Words())
-		l.desc.Line = &p.Lines()[i%p.Words()/line.Words]
-		if l.desc.Slot, err = line.NewSlot(i % line.Words); err != nil {
-			return err
-		}
 		l.addr = dev + uint64(l.word.Addr()-p.Word(0).Addr())
 	}
 	return nil

@@ -10,14 +10,14 @@ func startFill(r *run) error {
 			for _, l := range r.lanes {
 				t.Spawn(func(t *fill.Task) error {
 					for {
-						v, err := l.next()
+						seq, err := l.marked()
+						if err == nil {
+							err = t.WaitPoint(points[l.i], l.s, seq)
+						}
 						if err != nil {
 							return err
 						}
-						d := l.desc
-						d.Target = v
-						t.AwaitPoint(points[l.i], d)
-						if !l.done(v) {
+						if !l.done(seq) {
 							return nil
 						}
 					}
