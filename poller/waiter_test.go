@@ -271,6 +271,9 @@ func TestMisuse(t *testing.T) {
 	if _, err := x.Add(&Wait{}, 1); !errors.Is(err, event.InvalidArgument) {
 		t.Error(err)
 	}
+	if _, err := x.Add(&Wait{Sink: uncomparable{}}, 1); !errors.Is(err, event.InvalidArgument) {
+		t.Errorf("a sink that can't be compared: %v", err)
+	}
 	wt, c := NewWait()
 	mustAdd(t, x, wt, 1)
 	if _, err := x.Add(wt, 2); !errors.Is(err, event.InvalidArgument) {
@@ -323,3 +326,8 @@ func sinkFunc(f func(wt *Wait, err error)) Sink { return &sinkFn{f} }
 
 func (f *sinkFn) Complete(wt *Wait, err error) { f.f(wt, err) }
 func (f *sinkFn) Flush()                       {}
+
+type uncomparable struct{ f func() }
+
+func (uncomparable) Complete(*Wait, error) {}
+func (uncomparable) Flush()                {}

@@ -1,6 +1,7 @@
 package poller
 
 import (
+	"reflect"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -46,6 +47,7 @@ type Wait struct {
 	prev, next *Wait
 	index      int32
 	where      uint8
+	checked    bool // Sink is comparable
 }
 
 // Target returns the number that the Wait was last registered for.
@@ -157,6 +159,12 @@ func (x *Watch) Confirmed(value uint64) {
 func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 	if wt == nil || wt.Sink == nil {
 		return false, event.New(event.InvalidArgument, "wait on "+x.opt.Name, "no sink to complete to, set Wait.Sink")
+	}
+	if !wt.checked {
+		if t := reflect.TypeOf(wt.Sink); !t.Comparable() {
+			return false, event.New(event.InvalidArgument, "wait on "+x.opt.Name, "a sink of type "+t.String()+" can't be compared, use a pointer")
+		}
+		wt.checked = true
 	}
 	if f := x.failed.Load(); f != nil {
 		return false, f.err
