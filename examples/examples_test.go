@@ -2,6 +2,7 @@ package examples
 
 import (
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -14,7 +15,11 @@ func TestPrograms(t *testing.T) {
 	}{
 		{[]string{"./select"}, []string{"served: a request that arrives meanwhile", "the device is done"}},
 		{[]string{"./server", "-load", "500ms", "-clients", "8", "-streams", "8", "-work", "200us"}, []string{"0 wrong, 0 failed", "left over  0 registrations, 0 retained buffers, 0 leaks"}},
+		{[]string{"./epollserver", "-load", "500ms", "-clients", "8", "-streams", "8", "-work", "200us"}, []string{"0 wrong, 0 failed", "left over  0 registrations, 0 retained buffers, 0 leaks"}},
 	} {
+		if c.args[0] == "./epollserver" && runtime.GOOS != "linux" {
+			continue
+		}
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			out, err := exec.Command("go", append([]string{"run"}, c.args...)...).CombinedOutput()
 			if err != nil {

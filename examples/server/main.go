@@ -20,12 +20,12 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"runtime"
 	"sync/atomic"
 	"time"
 
 	"github.com/gpuline/gpuline/examples/internal/load"
 	"github.com/gpuline/gpuline/examples/internal/matvec"
+	"github.com/gpuline/gpuline/examples/internal/summary"
 	"github.com/gpuline/gpuline/examples/internal/usage"
 	"github.com/gpuline/gpuline/gpu"
 )
@@ -101,7 +101,7 @@ func run(ctx context.Context, driver, plan, listen string, streams, clients, van
 	if err := h.drained(ctx, dev); err != nil {
 		return err
 	}
-	report(os.Stdout, res, spent, before, dev.Stats())
+	summary.Print(os.Stdout, res, spent, before, dev.Stats())
 	fmt.Printf("server: %d handlers gave a wait up because their client had vanished\n", h.abandoned.Load())
 	return res.Err()
 }
@@ -157,17 +157,4 @@ func (h *handler) drained(ctx context.Context, dev *gpu.Device) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-}
-
-func report(w io.Writer, r *load.Result, cpu usage.Usage, a, b gpu.Stats) {
-	fmt.Fprintf(w, "\nanswers    %d checked, %d wrong, %d failed, %d vanished\n", r.Answered, r.Wrong, r.Failed, r.Vanished)
-	fmt.Fprintf(w, "throughput %.0f/s\n", r.PerSecond())
-	fmt.Fprintf(w, "latency    p50 %v  p99 %v  max %v\n", r.Quantile(0.5).Round(time.Microsecond), r.Quantile(0.99).Round(time.Microsecond), r.Quantile(1).Round(time.Microsecond))
-	fmt.Fprintf(w, "process    %.2f s CPU in %.2f s (clients, server and the device's functions together), %d goroutines, %d threads\n",
-		cpu.CPU.Seconds(), r.Elapsed.Seconds(), runtime.NumGoroutine(), cpu.Threads)
-	wa, wb := a.Waiter, b.Waiter
-	fmt.Fprintf(w, "waiter     %d completed, %d immediate, %d late; %d batches, %d looks, %d spins, %d naps, %d sleeps, %d parks; longest scan %v\n",
-		wb.Completed-wa.Completed, wb.Immediate-wa.Immediate, wb.Late-wa.Late, wb.Batches-wa.Batches, wb.Looks-wa.Looks,
-		wb.Spins-wa.Spins, wb.Naps-wa.Naps, wb.Sleeps-wa.Sleeps, wb.Parks-wa.Parks, wb.LongestScan)
-	fmt.Fprintf(w, "left over  %d registrations, %d retained buffers, %d leaks\n", wb.Pending, b.Retained, gpu.Leaks())
 }
