@@ -55,14 +55,15 @@ func devices(f gpu.Found) string {
 	return "usable: " + strings.Join(out, "; ")
 }
 
-// reason is an error's text without the name that every line would begin with, and
-// without all the places that were looked in but the first.
+// reason is an error's text without the name that every line would begin with. Of
+// a missing library it names the first place that was looked in.
 func reason(err error) string {
-	first, rest, more := strings.Cut(strings.TrimPrefix(err.Error(), "gpuline: "), "\n")
-	if more {
-		first += fmt.Sprintf(", nor in %d other places", 1+strings.Count(rest, "\n"))
+	text := strings.ReplaceAll(strings.TrimPrefix(err.Error(), "gpuline: "), "\n", "; ")
+	first, rest, more := strings.Cut(text, "; ")
+	if more && errors.Is(err, event.DriverMissing) {
+		return fmt.Sprintf("%s (nor in %d other places)", first, 1+strings.Count(rest, "; "))
 	}
-	return first
+	return text
 }
 
 func park() string {

@@ -150,13 +150,13 @@ func run(ctx context.Context, o options, progress *report.Progress) (*result.Fil
 		total += rounds * s.cost
 	}
 	spent, deadline := time.Duration(0), start.Add(o.budget+o.budget/10)
-	for range rounds {
+	for round := range rounds {
 		for _, s := range steps {
 			spent += s.cost
 			if s.off {
 				continue
 			}
-			if time.Now().After(deadline) {
+			if round > 0 && time.Now().After(deadline) {
 				f.Cut = true
 				break
 			}
@@ -236,7 +236,7 @@ func planRun(f *result.File, o options) ([]*step, error) {
 			}
 			exec := s.Exec
 			st := &step{
-				job:  rig.Job{Kind: "scale", Name: s.Name, X: x, Warm: 10 * time.Millisecond, Measure: d},
+				job:  rig.Job{Kind: "scale", Name: s.Name, X: x, Warm: 10 * time.Millisecond, Measure: d, Plant: o.plant},
 				what: s.Name, cost: d + 30*time.Millisecond + time.Duration(x/2)*time.Microsecond,
 				keep: func(a rig.Answer) {
 					sc.Note = a.Note

@@ -228,6 +228,7 @@ func (nines) Ticks(_, hi float64) (ts []plot.Tick) {
 func distribution(c CellRows, colors map[string]color.Color) (template.HTML, error) {
 	p := newPlot("store to goroutine", "quantile", "")
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, nines{}
+	lines := 0
 	for _, r := range c.Rows {
 		h := result.Decode(r.Hist)
 		if h == nil || h.TotalCount() == 0 {
@@ -246,7 +247,13 @@ func distribution(c CellRows, colors map[string]color.Color) (template.HTML, err
 		}
 		style(&l.LineStyle, r, colors)
 		p.Add(l)
+		lines++
 	}
+	if lines == 0 {
+		return "", nil // an axis of logarithms has no place for nothing
+	}
+	p.X.Max = max(p.X.Max, 10)
+	p.Y.Min, p.Y.Max = p.Y.Min/1.2, p.Y.Max*1.2
 	return svg(p)
 }
 

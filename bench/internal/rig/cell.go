@@ -26,6 +26,7 @@ import (
 type run struct {
 	job    Job
 	plan   string
+	plant  float64
 	dev    *gpu.Device
 	worker worker
 	pages  []*gpu.MappedLine
@@ -104,24 +105,31 @@ func (l *lane) store() (uint64, error) {
 // go on.
 func (l *lane) done(value uint64) bool {
 	now := soft.Now()
-	switch l.r.phase.Load() {
-	case measuring:
-		if len(l.part) == 0 {
-			if l.part = l.r.buf.block(); l.part == nil {
-				l.r.buf.lost.Add(1)
-				return true
-			}
-		}
-		// One is added so that 0 stays the mark of an unused place.
-		l.part[0] = max(0, int64(now-l.storeTime(value))) + 1
-		l.part = l.part[1:]
-	case stopping:
-		return false
+	phase := l.r.phase.Load()
+	if phase != measuring {
+		return phase != stopping
 	}
+	at := l.soft.StoreTime(value)
+	if at == 0 {
+		l.r.buf.lost.Add(1) // and so it shows; it would take 512 later stores
+		return true
+	}
+	if l.r.plant > 0 {
+		for end := now + time.Duration(l.r.plant*float64(now-at)); now < end; {
+			now = soft.Now()
+		}
+	}
+	if len(l.part) == 0 {
+		if l.part = l.r.buf.block(); l.part == nil {
+			l.r.buf.lost.Add(1)
+			return true
+		}
+	}
+	// One is added so that 0 stays the mark of an unused place.
+	l.part[0] = max(0, int64(now-at)) + 1
+	l.part = l.part[1:]
 	return true
 }
-
-func (l *lane) storeTime(value uint64) time.Duration { return l.soft.StoreTime(value) }
 
 func (r *run) fail(err error) {
 	r.failMu.Lock()
@@ -172,6 +180,9 @@ func runCell(j Job) (Answer, error) {
 	r.ctx, r.stop = context.WithCancel(context.Background())
 	defer r.stop()
 	r.plan = PlanText(m.Predicts)
+	if m.Ours {
+		r.plant = j.Plant
+	}
 	if err := r.open(); err != nil {
 		return Answer{}, err
 	}

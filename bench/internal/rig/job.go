@@ -27,8 +27,8 @@ type Job struct {
 	// Warm is not measured, Measure is.
 	Warm    time.Duration `json:"warm"`
 	Measure time.Duration `json:"measure"`
-	// Plant makes every wake by the plain sink this much slower, in parts of what
-	// it took: to see that a comparison finds it.
+	// Plant burns this part of the time that a wake took, after each, in our methods
+	// and in the waiter's cost: to see that a comparison finds it.
 	Plant float64 `json:"plant,omitempty"`
 }
 

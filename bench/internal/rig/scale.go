@@ -114,6 +114,8 @@ type mill struct {
 	done    chan struct{}
 	n       atomic.Int64
 	failed  error
+	plant   float64
+	since   time.Duration // of the last stores
 }
 
 func (m *mill) Complete(wt *poller.Wait, err error) {
@@ -138,10 +140,19 @@ func (m *mill) Flush() {
 		}
 		return
 	}
+	if m.plant > 0 {
+		now := soft.Now()
+		for end := now + time.Duration(m.plant*float64(now-m.since)); now < end; {
+			now = soft.Now()
+		}
+	}
 	m.store()
 }
 
 func (m *mill) store() {
+	if m.plant > 0 {
+		m.since = soft.Now()
+	}
 	m.next++
 	m.left = len(m.words)
 	for _, w := range m.words {
@@ -158,7 +169,7 @@ func completionCost(j Job, n int) (Answer, error) {
 		return Answer{}, err
 	}
 	w := poller.NewWaiter(poller.Config{Spin: time.Hour})
-	m := &mill{depth: uint64(j.X / n), done: make(chan struct{})}
+	m := &mill{depth: uint64(j.X / n), done: make(chan struct{}), plant: j.Plant}
 	done := m.done
 	waits := make([]poller.Wait, j.X)
 	for i := range n {

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuline/gpuline/bench/internal/report"
+	"github.com/gpuline/gpuline/bench/internal/result"
+	"github.com/gpuline/gpuline/bench/internal/rig"
+)
+
+func TestMain(m *testing.M) {
+	rig.Child()
+	os.Exit(m.Run())
+}
+
+func do(t testing.TB, j rig.Job) rig.Answer {
+	t.Helper()
+	a, err := rig.Do(context.Background(), j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Err != "" {
+		t.Fatal(a.Err)
+	}
+	return a
+}
+
+// Every method waits for the device, and gets every wait it is given.
+func TestMethods(t *testing.T) {
+	for _, m := range rig.Methods() {
+		for _, c := range []result.Cell{{Work: "200us", Streams: 1, Load: "idle"}, {Work: "mixed", Streams: 12, Load: "gc"}} {
+			t.Run(m.Name+"/"+c.Work, func(t *testing.T) {
+				a := do(t, rig.Job{Kind: "cell", Name: m.Name, Driver: "soft", Cell: c, Warm: 30 * time.Millisecond, Measure: 60 * time.Millisecond})
+				if a.Skip != "" {
+					t.Skip(a.Skip)
+				}
+				s := a.Sample
+				if m.Name == report.Reference {
+					if s.N != 0 || c.Load == "gc" && s.Neighbour == 0 {
+						t.Errorf("nobody waits, but %+v", s)
+					}
+					return
+				}
+				h := result.Decode(s.Hist)
+				if s.N == 0 || h == nil || h.TotalCount() != s.N || s.P50 > s.P99 || s.P99 > s.P999 || s.P999 > s.Max || s.Max > 10e9 {
+					t.Errorf("%+v", s)
+				}
+				if s.CPU <= 0 || s.PerWait <= 0 || s.Threads == 0 || s.Memory == 0 || c.Load == "gc" && s.Neighbour == 0 {
+					t.Errorf("usage: %+v", s)
+				}
+			})
+		}
+	}
+}
+
+func TestChildRefuses(t *testing.T) {
+	for _, j := range []rig.Job{{Kind: "cell", Name: "no such method"}, {Kind: "floor", Name: "?"}, {Kind: "scale", Name: "?"}, {Kind: "?"}} {
+		a, err := rig.Do(context.Background(), j)
+		if err != nil || a.Err == "" {
+			t.Errorf("%+v: %+v, %v", j, a, err)
+		}
+	}
+	a, err := rig.Do(context.Background(), rig.Job{Kind: "cell", Name: "spin", Driver: "soft", Cell: result.Cell{Work: "20us", Streams: 4096, Load: "idle"}})
+	if err != nil || a.Skip == "" {
+		t.Errorf("4096 spinning threads were not refused: %+v, %v", a, err)
+	}
+}
+
+// A small run from the plan to the reports.
+func TestRun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes some seconds")
+	}
+	var shown bytes.Buffer
+	out, err := os.Create(filepath.Join(t.TempDir(), "progress"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	f, err := run(context.Background(), options{quick: true, driver: "soft", budget: 2 * time.Second,
+		only: "^(spin|wait|done|eventfd wake|completion, one word|start-up)"}, report.NewProgress(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range f.Rows {
+		if len(r.Samples) == 0 && r.Skip == "" {
+			t.Errorf("%s: %s was neither measured nor skipped with a reason", r.Cell, r.Method)
+		}
+		if strings.HasPrefix(r.Skip, "failed") {
+			t.Errorf("%s: %s: %s", r.Cell, r.Method, r.Skip)
+		}
+	}
+	for _, s := range f.Scales {
+		if len(s.Samples) == 0 {
+			t.Errorf("%s %d: %s", s.Name, s.X, s.Skip)
+		}
+	}
+	report.Text(&shown, f)
+	for _, want := range []string{"floors", "eventfd wake", "work 2ms, 64 streams, idle", "start-up, opens 1", "spin: 1024 spinning waits"} {
+		if !strings.Contains(shown.String(), want) {
+			t.Errorf("the tables lack %q", want)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "r.html")
+	if err := report.HTML(path, f); err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(page, []byte("<svg")); n < len(report.Cells(f)) {
+		t.Errorf("%d plots for %d cells", n, len(report.Cells(f)))
+	}
+	// The page opens without a network: whatever looks like an address is an XML
+	// name space.
+	for _, m := range regexp.MustCompile(`(https?:)?//[a-z][^"'\s)]*|@import|src=|<link`).FindAll(page, -1) {
+		if !bytes.HasPrefix(m, []byte("http://www.w3.org/")) {
+			t.Errorf("the page refers to %q", m)
+		}
+	}
+	same := result.Compare(f, f)
+	if same.Compared > 0 && same.Same != same.Compared {
+		t.Errorf("a run differs from itself: %+v", same.Changes)
+	}
+}
+
+func TestFloorsAndScales(t *testing.T) {
+	names, _ := rig.Floors()
+	for _, name := range names {
+		a := do(t, rig.Job{Kind: "floor", Name: name, Measure: 60 * time.Millisecond})
+		if a.Skip == "" && (a.Sample.N == 0 || a.Sample.P50 <= 0) {
+			t.Errorf("%s: %+v", name, a.Sample)
+		}
+	}
+	for _, s := range rig.Scales() {
+		x := 0
+		if len(s.X) > 0 {
+			x = s.X[0]
+		}
+		a := do(t, rig.Job{Kind: "scale", Name: s.Name, X: x, Warm: 5 * time.Millisecond, Measure: 100 * time.Millisecond})
+		if a.Skip == "" && !s.Exec && len(a.Values) != 1 {
+			t.Errorf("%s: %+v", s.Name, a)
+		}
+		if s.Exec && a.Wall <= 0 {
+			t.Errorf("%s took %v", s.Name, a.Wall)
+		}
+	}
+}
