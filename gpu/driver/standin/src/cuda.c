@@ -430,7 +430,7 @@ EXPORT int cuEventCreate(event **pe, unsigned flags)
 	ENTER();
 	pthread_mutex_lock(&mu);
 	int st = context_status(cur(), __func__);
-	if (!st && flags != 2) {
+	if (!st && flags != 2 && flags != 3) { /* 1 is CU_EVENT_BLOCKING_SYNC */
 		breach(__func__, "an event that nobody times must be made without timing");
 		st = INVALID_VALUE;
 	}
@@ -455,6 +455,20 @@ EXPORT int cuEventQuery(event *e)
 {
 	ENTER();
 	LOCKED(event_query(cur(), e, __func__));
+}
+
+/* Blocks in naps, as a blocking wait that leaves the processor to others. */
+EXPORT int cuEventSynchronize(event *e)
+{
+	ENTER();
+	for (;;) {
+		pthread_mutex_lock(&mu);
+		int st = event_query(cur(), e, __func__);
+		pthread_mutex_unlock(&mu);
+		if (st != NOT_READY)
+			return st;
+		nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+	}
 }
 
 EXPORT int cuEventDestroy_v2(event *e)
@@ -671,6 +685,7 @@ static const struct {
 	{"cuEventCreate", 2000, cuEventCreate},
 	{"cuEventRecord", 2000, cuEventRecord},
 	{"cuEventQuery", 2000, cuEventQuery},
+	{"cuEventSynchronize", 2000, cuEventSynchronize},
 	{"cuEventDestroy", 4000, cuEventDestroy_v2},
 	{"cuEventDestroy", 2000, cuEventDestroy},
 	{"cuLaunchHostFunc", 10000, cuLaunchHostFunc},
