@@ -121,9 +121,9 @@ func TestGuardPlanted(t *testing.T) {
 				if !strings.HasPrefix(s.Name, "completion") {
 					continue
 				}
-				for _, x := range s.X[:2] {
+				for _, x := range s.X[:3] {
 					sc := &result.Scale{Name: s.Name, X: x, XName: s.XName, Unit: s.Unit, Lower: s.Lower}
-					for range 3 {
+					for range 5 {
 						a := do(t, rig.Job{Kind: "scale", Name: s.Name, X: x, Warm: 20 * time.Millisecond, Measure: 100 * time.Millisecond, Plant: plant})
 						sc.Samples = append(sc.Samples, a.Values...)
 					}

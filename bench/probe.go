@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/gpuline/gpuline/bench/internal/rig"
 	"github.com/gpuline/gpuline/bench/internal/sys"
 	"github.com/gpuline/gpuline/event"
 	"github.com/gpuline/gpuline/fill"
@@ -24,7 +25,7 @@ func probeMain([]string) error {
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%s\t%s\n", name, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", "; "))
 	}
-	m := machine()
+	m := rig.Machine()
 	line("machine", "%d x %s, %s, kernel %s, %s, GOMAXPROCS %d", m.CPUs, m.CPU, m.OS, m.Kernel, m.Go, m.Procs)
 	found, err := gpu.Devices()
 	if err != nil {

@@ -7,8 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
-	"runtime"
-	"runtime/debug"
 	"time"
 
 	"github.com/gpuline/gpuline/bench/internal/report"
@@ -136,7 +134,7 @@ func run(ctx context.Context, o options, progress *report.Progress) (*result.Fil
 		}
 	}
 	start := time.Now()
-	f := &result.File{Started: start, Mode: "full", Driver: o.driver, Machine: machine(), Rounds: rounds, Plan: rig.PlanText(true)}
+	f := &result.File{Started: start, Mode: "full", Driver: o.driver, Machine: rig.Machine(), Rounds: rounds, Plan: rig.PlanText(true)}
 	if o.quick {
 		f.Mode = "quick"
 	}
@@ -290,21 +288,4 @@ func planRun(f *result.File, o options) ([]*step, error) {
 		s.cost = warm(s.job.Cell) + overhead(s.job.Cell) + s.job.Measure
 	}
 	return steps, nil
-}
-
-// machine says where the run is made.
-func machine() result.Machine {
-	m := result.Machine{
-		CPU: sys.CPUModel(), CPUs: runtime.NumCPU(), Procs: runtime.GOMAXPROCS(0),
-		OS: runtime.GOOS + "/" + runtime.GOARCH, Kernel: sys.Kernel(), Go: runtime.Version(),
-	}
-	m.Load, _ = sys.LoadAverage()
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				m.Revision = s.Value
-			}
-		}
-	}
-	return m
 }

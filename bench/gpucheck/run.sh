@@ -15,7 +15,7 @@ build)
   ;;
 run)
   cd "$dir"
-  timeout 350 ./gpucheck -test ./gpucheck.test -out gpucheck.json
+  timeout -k 5 355 ./gpucheck -test ./gpucheck.test -out gpucheck.json -budget 330s
   ;;
 *)
   sed -n '2,5p' "$0" >&2

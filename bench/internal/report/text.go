@@ -97,6 +97,15 @@ func Notes(f *result.File) (out []string) {
 	if f.Machine.CPUs <= 2 && f.Driver == "soft" {
 		out = append(out, fmt.Sprintf("the soft device takes one of the %d processors while work is about to end", f.Machine.CPUs))
 	}
+	if f.Driver != "soft" {
+		out = append(out, fmt.Sprintf("driver %s does not say when it stores: a thread that watches all words does, on a processor of its own; its CPU time is taken off", f.Driver))
+		if f.Machine.CPUs < 4 {
+			out = append(out, fmt.Sprintf("with %d processors that thread disturbs what it measures", f.Machine.CPUs))
+		}
+	}
+	if f.Driver == "opencl" {
+		out = append(out, "a device that computes on this machine's processors does so at the expense of the program: its time is in the program's CPU time")
+	}
 	if f.Cut {
 		out = append(out, "the time was over before the last round was")
 	}

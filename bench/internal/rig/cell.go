@@ -16,6 +16,7 @@ import (
 	"github.com/gpuline/gpuline/bench/internal/result"
 	"github.com/gpuline/gpuline/bench/internal/sys"
 	"github.com/gpuline/gpuline/gpu"
+	"github.com/gpuline/gpuline/gpu/cuda"
 	"github.com/gpuline/gpuline/gpu/driver"
 	"github.com/gpuline/gpuline/gpu/soft"
 	"github.com/gpuline/gpuline/line"
@@ -34,8 +35,11 @@ type run struct {
 	buf    samples
 	phase  atomic.Int32
 	wg     sync.WaitGroup // the method's goroutines
+	obs    *observer      // nil on the soft device, which notes its stores itself
 	stop   context.CancelFunc
 	ctx    context.Context
+
+	note string
 
 	failMu sync.Mutex
 	failed error
@@ -58,6 +62,7 @@ type lane struct {
 	word *line.Word
 	addr uint64 // the device's, of word
 	seq  uint64 // the newest value queued for word
+	seen seen   // by the observer
 	part []int64
 	_    [64]byte
 }
@@ -109,9 +114,9 @@ func (l *lane) done(value uint64) bool {
 	if phase != measuring {
 		return phase != stopping
 	}
-	at := l.soft.StoreTime(value)
+	at := l.storeTime(value)
 	if at == 0 {
-		l.r.buf.lost.Add(1) // and so it shows; it would take 512 later stores
+		l.r.buf.lost.Add(1)
 		return true
 	}
 	if l.r.plant > 0 {
@@ -183,19 +188,24 @@ func runCell(j Job) (Answer, error) {
 	if m.Ours {
 		r.plant = j.Plant
 	}
-	if err := r.open(); err != nil {
+	if err := r.open(m.sched); err != nil {
 		return Answer{}, err
 	}
 	a, err := r.measure(m)
 	return a, errors.Join(err, r.close())
 }
 
-func (r *run) open() (err error) {
+func (r *run) open(sched uintptr) (err error) {
 	if r.dev, err = openDevice(r.job.Driver, r.plan); err != nil {
 		return err
 	}
 	if r.worker, err = newWorker(r.dev); err != nil {
 		return errors.Join(err, r.dev.Close())
+	}
+	if cd, ok := r.dev.Driver().(*cuda.Device); ok && sched != 0 {
+		if err := schedule(cd, sched); err != nil {
+			r.note = "how the driver waits could not be set: " + err.Error()
+		}
 	}
 	if r.buf.all, err = mapInts(4 << 20); err != nil {
 		return err
@@ -209,7 +219,13 @@ func (r *run) open() (err error) {
 		l.soft, _ = soft.Of(l.s)
 		r.lanes = append(r.lanes, l)
 	}
-	return r.mapWords()
+	if err := r.mapWords(); err != nil {
+		return err
+	}
+	if r.job.Driver != "soft" {
+		r.obs = newObserver(r.lanes)
+	}
+	return nil
 }
 
 // mapWords gives every lane a word of its own, eight lanes to a line, in pages of
@@ -266,9 +282,9 @@ func (r *run) measure(m *Method) (Answer, error) {
 
 	before, unitsBefore := readGo(), total(units)
 	r.phase.CompareAndSwap(warming, measuring)
-	start, cpu := time.Now(), sys.CPU()
+	start, cpu := time.Now(), sys.CPU()-r.obs.CPU()
 	time.Sleep(r.job.Measure)
-	cpu, wall := sys.CPU()-cpu, time.Since(start)
+	cpu, wall := sys.CPU()-r.obs.CPU()-cpu, time.Since(start)
 	r.phase.Store(stopping)
 	unitsAfter, use, after := total(units), sys.Now(), readGo()
 	close(quit)
@@ -276,10 +292,14 @@ func (r *run) measure(m *Method) (Answer, error) {
 	if err := r.join(); err != nil {
 		return Answer{}, err
 	}
+	r.obs.stop()
 	if r.failed != nil {
 		return Answer{}, r.failed
 	}
 
+	if r.buf.next.Load() == 0 && m.Name != "nobody" {
+		return Answer{}, skipped(fmt.Sprintf("no wait ended within %v", r.job.Measure))
+	}
 	h := result.NewHist()
 	for _, v := range r.buf.all[:min(r.buf.next.Load(), int64(len(r.buf.all)))] {
 		if v > 0 {
@@ -302,6 +322,7 @@ func (r *run) measure(m *Method) (Answer, error) {
 	}
 	s.GCs = after.gcs - before.gcs
 	s.PauseP50, s.PauseMax = after.pausesSince(before)
+	s.Note = r.note
 	if lost := r.buf.lost.Load(); lost > 0 {
 		s.Note = fmt.Sprintf("%d latencies were not kept", lost)
 	}

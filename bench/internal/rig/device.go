@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/gpuline/gpuline/gpu"
+	"github.com/gpuline/gpuline/gpu/cuda"
 	"github.com/gpuline/gpuline/gpu/driver"
+	"github.com/gpuline/gpuline/gpu/opencl"
 	"github.com/gpuline/gpuline/gpu/soft"
 	"github.com/gpuline/gpuline/plan"
 )
 
 // Drivers names the drivers whose device work can be measured.
-const Drivers = "soft"
+const Drivers = "soft, opencl, cuda"
 
 // PlanText returns the text of this machine's default plan, with the prediction
 // or without.
@@ -32,6 +34,8 @@ func openDevice(name, planText string) (*gpu.Device, error) {
 	switch name {
 	case "soft", "":
 		opts = append(opts, gpu.Using(soft.New(soft.Config{Process: true})))
+	case "cuda":
+		opts = append(opts, gpu.Using(CUDA()))
 	default:
 		opts = append(opts, gpu.WithDriver(name))
 	}
@@ -52,9 +56,13 @@ type worker interface {
 }
 
 func newWorker(d *gpu.Device) (worker, error) {
-	switch d.Driver().(type) {
+	switch dd := d.Driver().(type) {
 	case *soft.Device:
 		return softWorker{}, nil
+	case *opencl.Device:
+		return newCLWorker(d, dd)
+	case *cuda.Device:
+		return newCUDAWorker(dd)
 	}
 	return nil, skipped("no device work of stated length for driver " + d.Info().Driver)
 }

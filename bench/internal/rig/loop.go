@@ -11,8 +11,13 @@ type loop struct {
 	r       *run
 	waits   []poller.Wait
 	points  []*plan.Point
-	ready   []*poller.Wait // reached before they were registered
-	running int            // lanes that go on
+	ready   []reached // before they were registered
+	running int       // lanes that go on
+}
+
+type reached struct {
+	wt  *poller.Wait
+	seq uint64
 }
 
 func newLoop(r *run, sink poller.Sink) *loop {
@@ -62,8 +67,7 @@ func (lp *loop) next(wt *poller.Wait) error {
 	wt.Look = lp.points[wt.User].Sleep()
 	registered, err := l.s.Notify(wt, seq)
 	if err == nil && !registered {
-		l.seq = seq
-		lp.ready = append(lp.ready, wt)
+		lp.ready = append(lp.ready, reached{wt, seq})
 	}
 	return err
 }
@@ -95,9 +99,9 @@ func (lp *loop) turn(wt *poller.Wait, seq uint64) error {
 
 func (lp *loop) drainReady() error {
 	for len(lp.ready) > 0 {
-		wt := lp.ready[len(lp.ready)-1]
+		x := lp.ready[len(lp.ready)-1]
 		lp.ready = lp.ready[:len(lp.ready)-1]
-		if err := lp.turn(wt, lp.r.lanes[wt.User].seq); err != nil {
+		if err := lp.turn(x.wt, x.seq); err != nil {
 			return err
 		}
 	}

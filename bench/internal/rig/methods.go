@@ -25,6 +25,7 @@ type Method struct {
 	Predicts bool
 	skip     func(driver string, c result.Cell) string
 	start    func(r *run) error
+	sched    uintptr // how a CUDA context is to wait in blocking calls, 0 for its default
 }
 
 // Skip returns why the method makes no sense in a cell, "" when it does.
@@ -56,10 +57,12 @@ func baselines() []*Method {
 		},
 		{
 			Name: "thread", What: "an OS thread per wait, blocked in the vendor's blocking sync",
+			sched: schedBlocking,
 			start: startThread,
 		},
 		{
 			Name: "spin", What: "the vendor's spinning sync, on the goroutine that waits",
+			sched: schedSpin,
 			skip:  tooManySpinners,
 			start: startSpin,
 		},
@@ -74,15 +77,35 @@ func baselines() []*Method {
 		{
 			Name: "callback", What: "a host callback behind the work that sends on a channel",
 			skip: func(driver string, c result.Cell) string {
-				if driver != "soft" {
-					return "callbacks into Go are measured on the soft device only"
-				}
-				if c.Streams > 64 {
+				switch {
+				case driver != "soft" && driver != "cuda":
+					return "no callbacks into Go for this driver"
+				case driver == "soft" && c.Streams > 64:
 					return "the soft device's own dispatch of callbacks looks at every stream: it would be measured, not the callback"
 				}
 				return ""
 			},
 			start: startCallback,
+		},
+		{
+			Name: "events", What: "an event recorded behind the work, its query and runtime.Gosched in turn",
+			skip: func(driver string, _ result.Cell) string {
+				if driver == "soft" {
+					return "an event's query costs what the stream's does here: see poll"
+				}
+				return ""
+			},
+			start: startEvents,
+		},
+		{
+			Name: "event-sync", What: "an event recorded behind the work and a thread blocked in cuEventSynchronize (CU_EVENT_BLOCKING_SYNC)",
+			skip: func(driver string, _ result.Cell) string {
+				if driver != "cuda" {
+					return "CUDA only"
+				}
+				return ""
+			},
+			start: startEventSync,
 		},
 		{
 			Name: "eventfd", What: "an eventfd per stream that the device signals, read through the netpoller",
@@ -127,8 +150,11 @@ func startSpin(r *run) error {
 		if err != nil {
 			return 0, err
 		}
-		if l.soft != nil {
+		switch {
+		case l.soft != nil:
 			return v, l.soft.SyncSpin()
+		case r.job.Driver == "cuda":
+			return v, l.ds.Sync() // scheduled to spin
 		}
 		for n := 1; ; n++ {
 			if done, err := l.ds.Query(); done || err != nil {
@@ -187,17 +213,55 @@ func startCallback(r *run) error {
 	for i := range channels {
 		channels[i] = make(chan struct{}, 1)
 	}
+	callbacks = channels
 	r.each(func(l *lane) (uint64, error) {
 		v, err := l.next()
 		if err != nil {
 			return 0, err
 		}
 		c := channels[l.i]
-		if err := l.soft.HostFunc(func() { c <- struct{}{} }); err != nil {
+		if l.soft != nil {
+			err = l.soft.HostFunc(func() { c <- struct{}{} })
+		} else {
+			err = hostFunc(l)
+		}
+		if err != nil {
 			return 0, err
 		}
 		<-c
 		return v, nil
+	})
+	return nil
+}
+
+func startEvents(r *run) error {
+	r.each(func(l *lane) (uint64, error) {
+		v, err := l.next()
+		if err != nil {
+			return 0, err
+		}
+		e, err := l.ds.Record()
+		if err != nil {
+			return 0, err
+		}
+		defer e.Release()
+		for {
+			if done, err := e.Query(); done || err != nil {
+				return v, err
+			}
+			runtime.Gosched()
+		}
+	})
+	return nil
+}
+
+func startEventSync(r *run) error {
+	r.each(func(l *lane) (uint64, error) {
+		v, err := l.next()
+		if err != nil {
+			return 0, err
+		}
+		return v, eventSync(l)
 	})
 	return nil
 }
@@ -328,10 +392,16 @@ func ours() []*Method {
 	return ms
 }
 
-// marked launches a piece of work with a mark behind it.
+// marked launches a piece of work with a mark behind it; for the observer, where
+// there is one, a store of the lane's own goes before.
 func (l *lane) marked() (uint64, error) {
 	if err := l.launch(); err != nil {
 		return 0, err
+	}
+	if l.soft == nil {
+		if _, err := l.store(); err != nil {
+			return 0, err
+		}
 	}
 	return l.s.Mark()
 }
