@@ -5,11 +5,8 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"sync"
 	"time"
 	"unsafe"
-
-	"github.com/ebitengine/purego"
 
 	"github.com/gpuline/gpuline/gpu"
 	"github.com/gpuline/gpuline/gpu/cuda"
@@ -74,13 +71,7 @@ func (w *cudaWorker) work(s driver.Stream, d time.Duration) error {
 
 func (w *cudaWorker) close() error { return w.mod.Close() }
 
-// callback is one C function for all host callbacks of the process: it sends on the
-// channel whose number is its argument. The table of such functions is never freed,
-// so one per wait would run out.
-var callback = sync.OnceValue(func() uintptr {
-	return purego.NewCallback(func(lane uintptr) { callbacks[lane] <- struct{}{} })
-})
-
+// callbacks are the channels that host callbacks send on, by lane.
 var callbacks []chan struct{}
 
 // hostFunc queues the callback of the lane's channel.
@@ -89,7 +80,11 @@ func hostFunc(l *lane) error {
 	if !ok {
 		return fmt.Errorf("no host callbacks for %s", l.r.job.Driver)
 	}
-	return d.Call("cuLaunchHostFunc", l.ds.Handle(), callback(), uintptr(l.i))
+	fn, err := callback()
+	if err != nil {
+		return err
+	}
+	return d.Call("cuLaunchHostFunc", l.ds.Handle(), fn, uintptr(l.i))
 }
 
 // eventSync waits for what is queued with an event that blocks its thread
