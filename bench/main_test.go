@@ -49,7 +49,7 @@ func TestMethods(t *testing.T) {
 					return
 				}
 				h := result.Decode(s.Hist)
-				if s.N == 0 || h == nil || h.TotalCount() != s.N || s.P50 > s.P99 || s.P99 > s.P999 || s.P999 > s.Max || s.Max > 10e9 {
+				if s.N == 0 || h == nil || h.TotalCount() > s.N || s.P50 > s.P99 || s.P99 > s.P999 || s.P999 > s.Max || s.Max > 10e9 {
 					t.Errorf("%+v", s)
 				}
 				if s.CPU <= 0 || s.PerWait <= 0 || s.Threads == 0 || s.Memory == 0 || c.Load == "gc" && s.Neighbour == 0 {

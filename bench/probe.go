@@ -26,7 +26,7 @@ func probeMain([]string) error {
 		fmt.Fprintf(w, "%s\t%s\n", name, strings.ReplaceAll(fmt.Sprintf(format, args...), "\n", "; "))
 	}
 	m := rig.Machine()
-	line("machine", "%d x %s, %s, kernel %s, %s, GOMAXPROCS %d", m.CPUs, m.CPU, m.OS, m.Kernel, m.Go, m.Procs)
+	line("machine", "%d x %s, %s, kernel %s, %s, GOMAXPROCS %d", m.CPUs, m.CPU, m.OS, m.Kernel, m.Go, runtime.GOMAXPROCS(0))
 	found, err := gpu.Devices()
 	if err != nil {
 		return err

@@ -28,6 +28,7 @@ type run struct {
 	job    Job
 	plan   string
 	plant  float64
+	procs  int // of the program, without the observer's
 	dev    *gpu.Device
 	worker worker
 	pages  []*gpu.MappedLine
@@ -38,8 +39,7 @@ type run struct {
 	obs    *observer      // nil on the soft device, which notes its stores itself
 	stop   context.CancelFunc
 	ctx    context.Context
-
-	note string
+	note   string
 
 	failMu sync.Mutex
 	failed error
@@ -222,6 +222,7 @@ func (r *run) open(sched uintptr) (err error) {
 	if err := r.mapWords(); err != nil {
 		return err
 	}
+	r.procs = runtime.GOMAXPROCS(0)
 	if r.job.Driver != "soft" {
 		r.obs = newObserver(r.lanes)
 	}
@@ -266,7 +267,7 @@ func (r *run) measure(m *Method) (Answer, error) {
 	var units []*counter
 	quit := make(chan struct{})
 	var neighbours sync.WaitGroup
-	for range map[string]int{"busy": runtime.GOMAXPROCS(0), "gc": 1}[r.job.Load] {
+	for range map[string]int{"busy": r.procs, "gc": 1}[r.job.Load] {
 		c := new(counter)
 		units = append(units, c)
 		work := hashing
@@ -306,7 +307,8 @@ func (r *run) measure(m *Method) (Answer, error) {
 			_ = h.RecordValue(max(1, v-1))
 		}
 	}
-	n := h.TotalCount()
+	lost := r.buf.lost.Load()
+	n := h.TotalCount() + lost
 	s := result.Sample{
 		Seconds: wall.Seconds(), N: n,
 		P50: float64(h.ValueAtQuantile(50)), P99: float64(h.ValueAtQuantile(99)),
@@ -323,7 +325,7 @@ func (r *run) measure(m *Method) (Answer, error) {
 	s.GCs = after.gcs - before.gcs
 	s.PauseP50, s.PauseMax = after.pausesSince(before)
 	s.Note = r.note
-	if lost := r.buf.lost.Load(); lost > 0 {
+	if lost > 0 {
 		s.Note = fmt.Sprintf("%d latencies were not kept", lost)
 	}
 	return Answer{Sample: s}, nil

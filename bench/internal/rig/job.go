@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/gpuline/gpuline/bench/internal/result"
@@ -58,7 +59,19 @@ func Child() {
 	if text == "" {
 		return
 	}
+	runtime.GOMAXPROCS(Procs())
 	os.Exit(child(text, os.Stdout))
+}
+
+// Procs is how many processors a measured program may use. A device leaves the
+// program all of them; the soft device is a process of its own and gets one, where
+// there are enough.
+func Procs() int {
+	n := runtime.GOMAXPROCS(0)
+	if n == runtime.NumCPU() && n >= 4 {
+		n--
+	}
+	return n
 }
 
 func child(text string, w io.Writer) int {

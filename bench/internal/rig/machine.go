@@ -11,7 +11,7 @@ import (
 // Machine says where a run is made.
 func Machine() result.Machine {
 	m := result.Machine{
-		CPU: sys.CPUModel(), CPUs: runtime.NumCPU(), Procs: runtime.GOMAXPROCS(0),
+		CPU: sys.CPUModel(), CPUs: runtime.NumCPU(), Procs: Procs(),
 		OS: runtime.GOOS + "/" + runtime.GOARCH, Kernel: sys.Kernel(), Go: runtime.Version(),
 	}
 	m.Load, _ = sys.LoadAverage()
