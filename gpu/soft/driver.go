@@ -38,9 +38,9 @@ type Config struct {
 	Engines int
 	// Process puts the store engine into a process of its own, which shares the
 	// program's memory, so that its CPU time is not charged to the program.
-	// Functions still run in the program. Linux on amd64 and arm64 only; elsewhere
-	// Open returns event.NotSupported. Devices must be closed before syscall.Exec,
-	// or the process stays until the program ends.
+	// Functions still run in the program. It ends when the program does, or replaces
+	// itself (syscall.Exec). Linux on amd64 and arm64 only; elsewhere Open returns
+	// event.NotSupported.
 	Process bool
 	// GoEngine runs the store engine as a goroutine even where there is one in
 	// assembly.

@@ -198,38 +198,52 @@ func TestProcessKilled(t *testing.T) {
 
 const childEnv = "GPULINE_SOFT_CHILD"
 
-// The program dies, and with it the engine's process.
+// The program dies, or becomes another, and with it the engine's process ends.
 func TestProcessDiesWithTheProgram(t *testing.T) {
+	if os.Getenv(childEnv) == "wait" {
+		os.Stdout.WriteString("waiting\n")
+		select {}
+	}
 	if os.Getenv(childEnv) != "" {
 		d := openDevice(t, Config{Process: true, Busy: os.Getenv(childEnv) == "busy"})
 		os.Stdout.WriteString("engine " + d.Engine() + "\n")
+		if os.Getenv(childEnv) == "exec" {
+			must(t, os.Setenv(childEnv, "wait"))
+			t.Fatal(unix.Exec(os.Args[0], []string{os.Args[0], "-test.run=^TestProcessDiesWithTheProgram$"}, os.Environ()))
+		}
 		select {}
 	}
 	openDevice(t, Config{Process: true}) // skips where there is none
-	for _, mode := range []string{"idle", "busy"} {
+	for _, mode := range []string{"idle", "busy", "exec"} {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestProcessDiesWithTheProgram$")
 		cmd.Env = append(os.Environ(), childEnv+"="+mode)
 		out, err := cmd.StdoutPipe()
 		must(t, err)
 		must(t, cmd.Start())
 		engine := ""
-		for lines := bufio.NewScanner(out); engine == "" && lines.Scan(); {
-			engine, _ = strings.CutPrefix(lines.Text(), "engine process ")
-			if engine == lines.Text() {
-				engine = ""
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if pid, ok := strings.CutPrefix(lines.Text(), "engine process "); ok {
+				engine = pid
+			}
+			if engine != "" && mode != "exec" || lines.Text() == "waiting" {
+				break
 			}
 		}
 		if _, err := strconv.Atoi(engine); err != nil {
 			t.Fatalf("no engine: %q", engine)
 		}
-		must(t, cmd.Process.Kill())
-		_ = cmd.Wait()
+		if mode != "exec" { // that program is gone by now, although its process is not
+			must(t, cmd.Process.Kill())
+		}
 		for i := 0; running(engine); i++ {
 			if i > 5000 {
-				t.Fatal("the engine outlives its program by 5 s")
+				t.Errorf("%s: the engine outlives its program by 5 s", mode)
+				break
 			}
 			time.Sleep(time.Millisecond)
 		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
 	}
 }
 

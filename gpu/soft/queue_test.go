@@ -150,6 +150,9 @@ func TestBehindFailedWork(t *testing.T) {
 			if err := a.Sync(); !errors.Is(err, event.WorkFailed) || event.StatusOf(err) != StatusLaunchFailed {
 				t.Errorf("Sync: %v", err)
 			}
+			if done, err := a.Query(); done || !errors.Is(err, event.WorkFailed) {
+				t.Errorf("Query: %v, %v", done, err)
+			}
 			must(t, d.Settle())
 			want := uint64(0)
 			if keep {

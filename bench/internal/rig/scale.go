@@ -251,7 +251,7 @@ func idleCPU(j Job) (Answer, error) {
 			return Answer{}, err
 		}
 	}
-	time.Sleep(50 * time.Millisecond)
+	time.Sleep(200 * time.Millisecond) // the start of the process is not idle
 	return Answer{Values: []float64{cpuPerSecond(j.Measure)}}, d.Close()
 }
 
