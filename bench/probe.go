@@ -41,7 +41,7 @@ func probeMain([]string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	line("Open", "%s", opens(ctx))
-	line("hosts", "%s", hosts(u))
+	line("hosts", "%s", hosts())
 	return w.Flush()
 }
 
@@ -137,24 +137,22 @@ func opens(ctx context.Context) string {
 	return text
 }
 
-// hosts says what the completions can be delivered through.
-func hosts(u uring.Report) string {
-	out := []string{"channels"}
-	if runtime.GOOS != "windows" {
-		out = append(out, "epoll (or kqueue, poll, select)")
+// hosts says what the completions can be delivered through, and what would run for a
+// program that prefers io_uring.
+func hosts() string {
+	caps := gpu.ProbeHosts()
+	var out []string
+	for _, h := range []gpu.Host{gpu.ChannelHost, gpu.EpollHost, gpu.IOUringHost, gpu.IOUringEventfdHost} {
+		if _, err := h.Resolve(caps, true); err == nil {
+			out = append(out, h.String())
+		}
 	}
-	caps := fill.Caps{}
-	switch {
-	case u.Ring.Answer != uring.Works:
-		caps.NoRing = u.Ring.String()
-	case u.Message.Answer == uring.Works:
-		out = append(out, "io_uring by messages")
-	default:
-		out = append(out, "io_uring by eventfd")
+	text := strings.Join(out, ", ")
+	if c, err := gpu.IOUringHost.Resolve(caps, false); err == nil {
+		text += "; of io-uring runs " + c.Label()
 	}
-	choice, err := fill.IOUring.Resolve(caps, false)
-	if err == nil {
-		out = append(out, "FILL with "+choice.Label())
+	if c, err := fill.IOUring.Resolve(fill.Caps{NoRing: caps.NoRing}, false); err == nil {
+		text += "; FILL with " + c.Label()
 	}
-	return strings.Join(out, ", ")
+	return text
 }
