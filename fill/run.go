@@ -28,7 +28,7 @@ type Options struct {
 	ParkBound time.Duration
 	// Spin is how long the default park on a real clock keeps the processor, in
 	// its park instruction or a loop, after which it naps in the kernel between
-	// looks. Default 50 us; negative means not at all.
+	// looks. Default 200 us; negative means not at all.
 	Spin time.Duration
 	// Nap is the length of those naps. They start at Nap/8 and grow to Nap with
 	// the time already waited, so that a nap adds at most about an eighth to
@@ -40,7 +40,7 @@ type Options struct {
 const (
 	defaultParkBound = time.Millisecond
 	maxParkBound     = 10 * time.Millisecond
-	defaultSpin      = 50 * time.Microsecond
+	defaultSpin      = 200 * time.Microsecond
 	defaultNap       = 100 * time.Microsecond
 )
 

@@ -89,13 +89,23 @@ func (x *doneSink) Complete(wt *poller.Wait, err error) {
 
 func (x *doneSink) Flush() {}
 
-// observe feeds the estimator with a finished wait.
-func (s *Stream) observe(wt *poller.Wait, point *plan.Point) {
-	if took := wt.DoneAt - wt.AddedAt(); wt.Late {
-		point.Late(took)
-	} else {
-		point.Exact(took)
+// learn feeds the estimator with a wait that began at start and that the waiter
+// finished. What a nap found done is known to have taken between the look before the
+// nap and the look after it. The earlier counts: the later would make the next wait
+// sleep too long, by up to a nap, and a wake that is late costs eight waits.
+func learn(point *plan.Point, wt *poller.Wait, start time.Duration) {
+	switch {
+	case wt.Late:
+		point.Late(wt.DoneAt - start)
+	case wt.PendingAt > wt.AddedAt():
+		point.Exact(wt.PendingAt - start)
+	default: // found done by the first look
+		point.Exact(wt.DoneAt - start)
 	}
+}
+
+func (s *Stream) observe(wt *poller.Wait, point *plan.Point) {
+	learn(point, wt, wt.AddedAt())
 	if s.holds.Load() > 0 {
 		s.sweepIfHeld()
 	}
@@ -164,10 +174,8 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 		if slept && !spun {
 			point.Late(poller.Now() - start)
 		}
-	case h.wt.Late:
-		point.Late(h.wt.DoneAt - start)
 	default:
-		point.Exact(h.wt.DoneAt - start)
+		learn(point, h.wt, start)
 	}
 	return err
 }

@@ -507,6 +507,7 @@ func (w *Waiter) collect(x *Watch, value uint64, now int64) {
 	for h := x.q.peek(); h != nil && line.Reached(value, h.target); h = x.q.peek() {
 		x.q.remove(h)
 		h.on.Store(nil)
+		h.PendingAt = time.Duration(max(x.pendingAt, h.addedAt))
 		if h.Look > 0 && x.pendingAt < h.lookAt {
 			h.Late = true
 			late++

@@ -237,6 +237,30 @@ func TestLateIsSeen(t *testing.T) {
 	}
 }
 
+// What a nap found done was pending at the look before the nap: that look is not
+// later than the store, and the one that found it done not earlier.
+func TestPendingAt(t *testing.T) {
+	w := testWaiter(t, Config{Spin: -1, Nap: 100 * time.Microsecond})
+	word, x := testWatch(t, w, WatchOptions{})
+	wt, c := NewWait()
+	for i := range uint64(50) {
+		mustAdd(t, x, wt, i+1)
+		naps := w.Stats().Naps
+		for w.Stats().Naps < naps+2 { // so that there was a look since
+			time.Sleep(20 * time.Microsecond)
+		}
+		before := Now()
+		word.Store(i + 1)
+		after := Now()
+		if err := receive(t, c); err != nil {
+			t.Fatal(err)
+		}
+		if wt.PendingAt <= wt.AddedAt() || wt.PendingAt > after || wt.DoneAt < before || wt.Late {
+			t.Fatalf("added at %v, pending at %v, stored between %v and %v, done at %v, late %v", wt.AddedAt(), wt.PendingAt, before, after, wt.DoneAt, wt.Late)
+		}
+	}
+}
+
 func TestCloseEndsWaitsAndIsIdempotent(t *testing.T) {
 	w := NewWaiter(Config{Name: "w"})
 	_, x := testWatch(t, w, WatchOptions{Name: "s"})

@@ -15,7 +15,7 @@ import (
 // used any number of times, one registration at a time, without allocating.
 //
 // Sink must be set before the first registration; Data and User belong to the
-// sink. DoneAt and Late may be read from Complete on, until the Wait is
+// sink. DoneAt, PendingAt and Late may be read from Complete on, until the Wait is
 // registered again.
 type Wait struct {
 	// Sink receives the completion.
@@ -36,6 +36,10 @@ type Wait struct {
 
 	// DoneAt is when the completion was seen, on the clock of Now.
 	DoneAt time.Duration
+	// PendingAt is the last time at which the word was seen not to be reached, not
+	// before AddedAt: the work took between that and DoneAt. The two are
+	// microseconds apart when the word was watched, a nap when the waiter napped.
+	PendingAt time.Duration
 	// Late says that the first look after Look found the word reached: how long
 	// the work took is known only as an upper bound.
 	Late bool
