@@ -86,7 +86,7 @@ func newPage(f *result.File) (*htmlPage, error) {
 	}
 	for _, r := range f.Floors {
 		if len(r.Samples) > 0 {
-			p.Floors = append(p.Floors, htmlRow{Cols: append(append([]string{r.Method}, latencies(r)...), r.What)})
+			p.Floors = append(p.Floors, htmlRow{Cols: append(append([]string{r.Method}, latencies(r)...), floorCost(r), r.What)})
 		} else {
 			p.Skipped = append(p.Skipped, r.Method+": "+r.Skip)
 		}

@@ -22,10 +22,10 @@ func Text(w io.Writer, f *result.File) {
 	if len(f.Floors) > 0 {
 		fmt.Fprintln(w, "\nfloors: how fast a thread can be woken here, without Go's scheduler")
 		tw := table(w)
-		fmt.Fprintln(tw, "floor\tp50\tp99\tp99.9\tmax\t")
+		fmt.Fprintln(tw, "floor\tp50\tp99\tp99.9\tmax\tCPU\t")
 		for _, r := range f.Floors {
 			if len(r.Samples) > 0 {
-				fmt.Fprintf(tw, "%s\t%s\t\n", r.Method, strings.Join(latencies(r), "\t"))
+				fmt.Fprintf(tw, "%s\t%s\t%s\t\n", r.Method, strings.Join(latencies(r), "\t"), floorCost(r))
 			}
 		}
 		tw.Flush()
@@ -72,6 +72,11 @@ func Text(w io.Writer, f *result.File) {
 		fmt.Fprintln(w, "\nno baseline beats every one of ours in any cell (faster at p50 and p99 and cheaper, in every round)")
 	}
 	fmt.Fprintln(w, "~ marks quantiles with fewer than ten samples beyond them")
+}
+
+// floorCost is the CPU time that both threads spend per wake.
+func floorCost(r *result.Row) string {
+	return Ns(r.Median(func(s result.Sample) float64 { return s.PerWait }))
 }
 
 func table(w io.Writer) *tabwriter.Writer {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuline/gpuline/bench/internal/result"
+	"github.com/gpuline/gpuline/bench/internal/sys"
 	"github.com/gpuline/gpuline/gpu"
 	"github.com/gpuline/gpuline/gpu/soft"
 )
@@ -15,8 +16,9 @@ import (
 // with nothing of Go's scheduler in it: what the methods are to be held against.
 type floor struct {
 	name, what string
-	// run takes latencies until the time is over.
-	run func(j Job, note func(ns int64)) error
+	// run takes latencies until the time is over, each with the CPU time that the
+	// threads spent on it.
+	run func(j Job, note func(ns int64, cpu time.Duration)) error
 }
 
 func floors() []floor {
@@ -39,14 +41,18 @@ func runFloor(j Job) (Answer, error) {
 			continue
 		}
 		h := result.NewHist()
-		start := time.Now()
-		if err := f.run(j, func(ns int64) { _ = h.RecordValue(max(1, ns)) }); err != nil {
+		start, spent := time.Now(), time.Duration(0)
+		if err := f.run(j, func(ns int64, cpu time.Duration) {
+			_ = h.RecordValue(max(1, ns))
+			spent += cpu
+		}); err != nil {
 			return Answer{}, err
 		}
 		return Answer{Sample: result.Sample{
 			Seconds: time.Since(start).Seconds(), N: h.TotalCount(),
 			P50: float64(h.ValueAtQuantile(50)), P99: float64(h.ValueAtQuantile(99)),
 			P999: float64(h.ValueAtQuantile(99.9)), Max: float64(h.Max()), Hist: result.Encode(h),
+			PerWait: float64(spent) / float64(max(1, h.TotalCount())),
 		}}, nil
 	}
 	return Answer{}, fmt.Errorf("no floor %q", j.Name)
@@ -56,7 +62,7 @@ func runFloor(j Job) (Answer, error) {
 // other processors to fall idle.
 const floorWork = 300 * time.Microsecond
 
-func spinningReader(j Job, note func(int64)) error {
+func spinningReader(j Job, note func(int64, time.Duration)) error {
 	d, err := gpu.Open(context.Background(), gpu.Using(soft.New(soft.Config{Process: true})))
 	if err != nil {
 		return err
@@ -82,11 +88,12 @@ func spinningReader(j Job, note func(int64)) error {
 		if err := p.Store(ss, 0, v); err != nil {
 			return err
 		}
+		cpu := sys.ThreadCPU()
 		for word.Load() != v {
 		}
 		now := soft.Now()
 		if v > 20 {
-			note(int64(now - ss.StoreTime(v)))
+			note(int64(now-ss.StoreTime(v)), sys.ThreadCPU()-cpu)
 		}
 	}
 	return nil

@@ -18,6 +18,7 @@ func rawFloors() []floor {
 	return []floor{
 		{"futex wake", "a thread blocked in futex(2) on an idle processor, woken from another", futexFloor},
 		{"eventfd wake", "a thread blocked in read(2) on an eventfd on an idle processor, woken from another", eventfdFloor},
+		{"epoll wake", "a thread blocked in epoll_wait(2) for an eventfd on an idle processor, woken from another", epollFloor},
 		{"ring message", "a thread blocked in io_uring_enter(2) on an idle processor, sent a message by another ring", messageFloor},
 		{"kernel sleep", "how late a thread wakes from clock_nanosleep(2) of 100 us with the least timer slack", sleepFloor},
 	}
@@ -26,18 +27,20 @@ func rawFloors() []floor {
 // pair runs a sleeper and its waker on two threads, tied to different processors
 // where there are several. sleep blocks until woken, wake wakes; both are raw, with
 // nothing of Go's scheduler.
-func pair(j Job, note func(int64), sleep, wake func() error) error {
+func pair(j Job, note func(int64, time.Duration), sleep, wake func() error) error {
 	type woken struct {
-		at  time.Duration
-		err error
+		at, cpu time.Duration
+		err     error
 	}
 	start, done := make(chan struct{}), make(chan woken)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		_ = sys.Pin(-1)
 		for range start {
+			cpu := sys.ThreadCPU()
 			err := sleep()
-			done <- woken{soft.Now(), err}
+			at := soft.Now()
+			done <- woken{at, sys.ThreadCPU() - cpu, err}
 		}
 	}()
 	defer close(start)
@@ -49,22 +52,24 @@ func pair(j Job, note func(int64), sleep, wake func() error) error {
 	for n := 0; time.Now().Before(end); n++ {
 		start <- struct{}{}
 		_ = unix.Nanosleep(&ts, nil)
+		cpu := sys.ThreadCPU()
 		at := soft.Now()
 		if err := wake(); err != nil {
 			return err
 		}
+		cpu = sys.ThreadCPU() - cpu
 		w := <-done
 		if w.err != nil {
 			return w.err
 		}
 		if n >= 5 {
-			note(int64(w.at - at))
+			note(int64(w.at-at), cpu+w.cpu)
 		}
 	}
 	return nil
 }
 
-func futexFloor(j Job, note func(int64)) error {
+func futexFloor(j Job, note func(int64, time.Duration)) error {
 	const wait, wake = 0 | 128, 1 | 128 // private
 	var word atomic.Uint32
 	seen := uint32(0)
@@ -84,32 +89,63 @@ func futexFloor(j Job, note func(int64)) error {
 	})
 }
 
-func eventfdFloor(j Job, note func(int64)) error {
+func eventfdFloor(j Job, note func(int64, time.Duration)) error {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		return err
 	}
-	var in [8]byte
-	out := [8]byte{1}
+	return pair(j, note, func() error { return readEventfd(fd) }, func() error { return writeEventfd(fd) })
+}
+
+func epollFloor(j Job, note func(int64, time.Duration)) error {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}
+	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		return err
+	}
+	var got [1]unix.EpollEvent
 	return pair(j, note, func() error {
 		for {
-			_, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&in)), 8)
-			if errno == 0 {
-				return nil
+			n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&got)), 1, ^uintptr(0), 0, 0)
+			if errno == 0 && n == 1 {
+				return readEventfd(fd)
 			}
 			if errno != unix.EINTR {
 				return errno
 			}
 		}
-	}, func() error {
-		if _, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&out)), 8); errno != 0 {
-			return errno
-		}
-		return nil
-	})
+	}, func() error { return writeEventfd(fd) })
 }
 
-func messageFloor(j Job, note func(int64)) error {
+func readEventfd(fd int) error {
+	var in [8]byte
+	for {
+		_, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&in)), 8)
+		if errno == 0 {
+			return nil
+		}
+		if errno != unix.EINTR {
+			return errno
+		}
+	}
+}
+
+func writeEventfd(fd int) error {
+	out := [8]byte{1}
+	if _, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&out)), 8); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func messageFloor(j Job, note func(int64, time.Duration)) error {
 	if s := uring.Probe().Message; s.Answer != uring.Works {
 		return skipped(s.String())
 	}
@@ -149,16 +185,16 @@ func messageFloor(j Job, note func(int64)) error {
 	return err // the rings end with the process
 }
 
-func sleepFloor(j Job, note func(int64)) error {
+func sleepFloor(j Job, note func(int64, time.Duration)) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	sys.SetTimerSlack(1)
 	const nap = 100 * time.Microsecond
 	ts := unix.NsecToTimespec(int64(nap))
 	for end := time.Now().Add(j.Measure); time.Now().Before(end); {
-		at := soft.Now()
+		cpu, at := sys.ThreadCPU(), soft.Now()
 		if _, _, errno := unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, 0, uintptr(unsafe.Pointer(&ts)), 0, 0, 0); errno == 0 {
-			note(int64(soft.Now() - at - nap))
+			note(int64(soft.Now()-at-nap), sys.ThreadCPU()-cpu)
 		}
 	}
 	return nil

@@ -8,9 +8,9 @@ import (
 
 // ThreadCPU returns the calling thread's CPU time so far.
 func ThreadCPU() time.Duration {
-	var ru unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_THREAD, &ru)
-	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano())
 }
 
 // Pin ties the calling thread to the n-th processor that it may use, counted from
