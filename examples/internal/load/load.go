@@ -18,11 +18,16 @@ import (
 	"github.com/gpuline/gpuline/examples/internal/matvec"
 )
 
+// patience is how long an answer may take: then the request counts as lost.
+const patience = 30 * time.Second
+
 // Config says how hard to drive.
 type Config struct {
 	// URL is the address of the multiply handler.
 	URL string
-	// Clients is the number of connections, each with one request at a time.
+	// Clients is the number of clients, each with a connection of its own and one
+	// request at a time. Their first requests never vanish, and none asks again
+	// before all are connected.
 	Clients int
 	// Duration is how long new requests are started.
 	Duration time.Duration
@@ -87,9 +92,6 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		matvec.Multiply(m, y, x)
 		questions[i] = question{x, y}
 	}
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: cfg.Clients, MaxConnsPerHost: 0}}
-	defer client.CloseIdleConnections()
-
 	var answered, vanished, wrong, failed atomic.Uint64
 	var firstErr error
 	var once sync.Once
@@ -101,27 +103,35 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	runCtx, cancel := context.WithTimeout(ctx, cfg.Duration)
 	defer cancel()
 	latencies := make([][]time.Duration, cfg.Clients)
-	var wg sync.WaitGroup
+	var wg, connected sync.WaitGroup
+	connected.Add(cfg.Clients)
 	for c := range cfg.Clients {
 		wg.Go(func() {
+			client := &http.Client{Transport: &http.Transport{}, Timeout: patience}
+			defer client.CloseIdleConnections()
 			rnd := rand.New(rand.NewPCG(5, uint64(c)))
-			for runCtx.Err() == nil {
+			for first := true; first || runCtx.Err() == nil; first = false {
 				q := questions[rnd.IntN(len(questions))]
 				// A request that has begun is answered even after the duration: ctx,
 				// not runCtx.
 				rctx, stop := ctx, context.CancelFunc(func() {})
-				vanish := cfg.Vanish > 0 && rnd.IntN(cfg.Vanish) == 0
+				vanish := !first && cfg.Vanish > 0 && rnd.IntN(cfg.Vanish) == 0
 				if vanish {
 					rctx, stop = context.WithTimeout(ctx, time.Duration(rnd.IntN(2000))*time.Microsecond)
 				}
 				t0 := time.Now()
 				y, err := ask(rctx, client, cfg.URL, q.x)
-				gone := rctx.Err() != nil
+				took, gone := time.Since(t0), rctx.Err() != nil
 				stop()
+				if first {
+					// From here on all connections are open at once.
+					connected.Done()
+					connected.Wait()
+				}
 				switch {
 				case err == nil && bytes.Equal(y, q.y):
 					answered.Add(1)
-					latencies[c] = append(latencies[c], time.Since(t0))
+					latencies[c] = append(latencies[c], took)
 				case err == nil:
 					fail(&wrong, errors.New("wrong product"))
 				case vanish && gone:
