@@ -28,6 +28,7 @@ type server struct {
 	group *epoll.Group
 	ep    int // the epoll instance
 	ln    int // the listening socket
+	again int // when to accept again, in ms; -1 when the socket is ready
 	conns map[int32]*conn
 }
 
@@ -40,7 +41,7 @@ type conn struct {
 
 func newServer(mul *matvec.Multiplier) (drive.Server, error) {
 	quit, err := wire.NewQuit()
-	return &server{Quit: quit, mul: mul, ep: -1, ln: -1, conns: map[int32]*conn{}}, err
+	return &server{Quit: quit, mul: mul, ep: -1, ln: -1, again: -1, conns: map[int32]*conn{}}, err
 }
 
 func (s *server) Label() string { return "epoll, one thread" }
@@ -55,16 +56,18 @@ func (s *server) open() (url string, err error) {
 	if s.ln, url, err = wire.Listen(unix.SOCK_NONBLOCK); err != nil {
 		return "", err
 	}
-	for _, fd := range []int{s.ln, s.Fd(), s.group.Fd()} {
-		if err := s.watch(fd); err != nil {
-			return "", err
-		}
+	// Edge-triggered: out of descriptors, the socket would be ready without end.
+	if err := s.watch(s.ln, unix.EPOLLIN|unix.EPOLLET); err != nil {
+		return "", err
 	}
-	return url, nil
+	if err := s.watch(s.Fd(), unix.EPOLLIN); err != nil {
+		return "", err
+	}
+	return url, s.watch(s.group.Fd(), unix.EPOLLIN)
 }
 
-func (s *server) watch(fd int) error {
-	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(s.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}))
+func (s *server) watch(fd int, events uint32) error {
+	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(s.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}))
 }
 
 func (s *server) close() {
@@ -95,12 +98,15 @@ func (s *server) Serve(address chan<- string) error {
 	s.group.Arm()
 	events := make([]unix.EpollEvent, 128)
 	for {
-		n, err := unix.EpollWait(s.ep, events, -1)
+		n, err := unix.EpollWait(s.ep, events, s.again)
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil {
 			return os.NewSyscallError("epoll_wait", err)
+		}
+		if s.again >= 0 {
+			s.accept()
 		}
 		for _, e := range events[:n] {
 			switch int(e.Fd) {
@@ -122,14 +128,22 @@ func (s *server) Serve(address chan<- string) error {
 func (s *server) accept() {
 	for {
 		fd, _, err := unix.Accept4(s.ln, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-		if err != nil {
+		switch err {
+		case nil:
+		case unix.EINTR, unix.ECONNABORTED:
+			continue
+		case unix.EAGAIN:
+			s.again = -1
+			return
+		default: // out of descriptors or memory for a while
+			s.again = 10
 			return
 		}
 		c := &conn{fd: fd}
 		c.Wait.Sink, c.Wait.Data = s.group, c
 		s.conns[int32(fd)] = c
 		s.Opened()
-		if s.watch(fd) != nil {
+		if s.watch(fd, unix.EPOLLIN) != nil {
 			s.drop(c)
 		}
 	}
