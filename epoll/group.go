@@ -222,6 +222,9 @@ func (g *Group) Wait(ctx context.Context, buf []Completion) (int, error) {
 	if n := g.Drain(buf); n > 0 {
 		return n, nil
 	}
+	if ctx == nil {
+		ctx = context.Background()
+	}
 	select {
 	case g.turn <- struct{}{}:
 	case <-ctx.Done():

@@ -211,6 +211,9 @@ func (s *Stream) park(ctx context.Context, h *handle, seq uint64) error {
 // preempted.
 const spinSlice = 5 * time.Microsecond
 
+// spinYield is how often it lets others run where there is but one processor.
+const spinYield = 50 * time.Microsecond
+
 // spin looks at the word for at most d. pending reports that it was once seen
 // not reached.
 func (s *Stream) spin(ctx context.Context, seq uint64, d time.Duration) (seen, pending bool, err error) {
@@ -225,6 +228,7 @@ func (s *Stream) spin(ctx context.Context, seq uint64, d time.Duration) (seen, p
 	if d < time.Hour {
 		end = poller.Now() + d
 	}
+	yielded := poller.Now()
 	for {
 		if !s.gate.enter() {
 			return false, pending, s.closedErr()
@@ -236,8 +240,16 @@ func (s *Stream) spin(ctx context.Context, seq uint64, d time.Duration) (seen, p
 			seen = s.watch.Spin(seq, spinSlice)
 		}
 		s.gate.leave()
-		if seen || err != nil || poller.Now() >= end {
+		if seen || err != nil {
 			return seen, pending, err
+		}
+		now := poller.Now()
+		if now >= end {
+			return seen, pending, err
+		}
+		if now-yielded > spinYield {
+			yielded = now
+			poller.Yield()
 		}
 		select {
 		case <-done:

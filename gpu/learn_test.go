@@ -17,7 +17,7 @@ func TestLearn(t *testing.T) {
 		t.Fatal(err)
 	}
 	pred, _ := p.Prediction()
-	for _, c := range []struct {
+	for _, c := range []*struct {
 		name string
 		wt   poller.Wait // added at 0
 		want time.Duration

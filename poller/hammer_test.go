@@ -39,17 +39,24 @@ func TestHammer(t *testing.T) {
 		// sparse: few streams with one wait each, so that the waiter parks and
 		// sleeps all the time instead of always finding something.
 		sparse bool
+		// adders is how many goroutines register on each stream at the same time, one
+		// wait each; some want it handed back.
+		adders int
 		share  int // per mille of all completions
 	}
 	variants := []variant{
-		{procs: 1, nap: 20 * time.Microsecond, share: 200},
-		{procs: 2, nap: 100 * time.Microsecond, share: 300},
-		{procs: 8, nap: 20 * time.Microsecond, share: 210},
+		{procs: 1, nap: 20 * time.Microsecond, share: 180},
+		{procs: 2, nap: 100 * time.Microsecond, share: 260},
+		{procs: 8, nap: 20 * time.Microsecond, share: 180},
 		{procs: 2, storm: true, spin: -1, nap: 100 * time.Microsecond, share: 100},
 		{procs: 8, storm: true, nap: 20 * time.Microsecond, withConfirms: true, share: 100},
 		{procs: 1, busy: true, spin: 5 * time.Microsecond, nap: 20 * time.Microsecond, share: 10},
 		{procs: 2, busy: true, nap: 50 * time.Microsecond, share: 40},
 		{procs: 8, busy: true, storm: true, spin: -1, nap: 20 * time.Microsecond, share: 20},
+		{procs: 2, adders: 4, nap: 50 * time.Microsecond, share: 40},
+		{procs: 8, adders: 4, storm: true, spin: -1, nap: 20 * time.Microsecond, share: 30},
+		{procs: 2, adders: 3, sparse: true, spin: -1, nap: 20 * time.Microsecond, share: 10},
+		{procs: 8, adders: 2, sparse: true, nap: 20 * time.Microsecond, withConfirms: true, share: 10},
 		{procs: 1, sparse: true, spin: -1, nap: 20 * time.Microsecond, share: 2},
 		{procs: 2, sparse: true, nap: 50 * time.Microsecond, share: 10},
 		{procs: 8, sparse: true, storm: true, spin: 2 * time.Microsecond, nap: 10 * time.Microsecond, share: 10},
@@ -60,7 +67,7 @@ func TestHammer(t *testing.T) {
 		seed, _ = strconv.ParseUint(s, 10, 64)
 	}
 	t.Logf("GPULINE_SEED=%d", seed)
-	var ticks atomic.Uint64
+	var ticks, sleepy atomic.Uint64
 	perturbation = func() {
 		switch n := ticks.Add(1) * 0x9e3779b97f4a7c15 >> 54; {
 		case n < 8:
@@ -68,13 +75,13 @@ func TestHammer(t *testing.T) {
 		case n < 16:
 			for end := nanotime() + int64(n-8)*300; nanotime() < end; {
 			}
-		case n == 16:
+		case n <= 16+sleepy.Load():
 			time.Sleep(time.Microsecond)
 		}
 	}
 	t.Cleanup(func() { perturbation = nil })
 	for _, v := range variants {
-		t.Run(fmt.Sprintf("procs=%d,storm=%v,busy=%v,sparse=%v", v.procs, v.storm, v.busy, v.sparse), func(t *testing.T) {
+		t.Run(fmt.Sprintf("procs=%d,storm=%v,busy=%v,sparse=%v,adders=%d", v.procs, v.storm, v.busy, v.sparse, v.adders), func(t *testing.T) {
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(v.procs))
 			quit := make(chan struct{})
 			var side sync.WaitGroup
@@ -103,11 +110,21 @@ func TestHammer(t *testing.T) {
 				opt.Confirm = func() error { perturb(); return nil }
 			}
 			streams, depth := 64, 32
+			sleepy.Store(0)
+			if v.sparse && v.adders > 0 {
+				sleepy.Store(100) // long enough for the waiter to look and park
+			}
 			if v.sparse {
 				streams, depth = 2, 1
 			}
+			if v.adders > 0 {
+				depth = v.adders
+				if v.sparse {
+					streams = 1 // nobody else's wake-up makes up for a lost one
+				}
+			}
 			h := newHammer(t, w, streams, depth, seed, opt)
-			got := h.run(max(n*v.share/1000, streams))
+			got := h.run(max(n*v.share/1000, streams*depth), v.adders > 0)
 			close(quit)
 			side.Wait()
 			s := w.Stats()
@@ -124,6 +141,7 @@ func TestHammer(t *testing.T) {
 
 type hammer struct {
 	t       testing.TB
+	seed    uint64
 	streams []*hammerStream
 	done    atomic.Bool
 }
@@ -138,6 +156,7 @@ type hammerStream struct {
 	round     chan struct{}
 	waits     []Wait
 	state     []atomic.Int32
+	own       []chan error // per wait, where each has a goroutine of its own
 }
 
 const (
@@ -146,7 +165,7 @@ const (
 )
 
 func newHammer(t testing.TB, w *Waiter, streams, depth int, seed uint64, opt WatchOptions) *hammer {
-	h := &hammer{t: t}
+	h := &hammer{t: t, seed: seed}
 	lines := testLines(t, (streams+line.Words-1)/line.Words)
 	for i := range streams {
 		s := &hammerStream{
@@ -169,14 +188,22 @@ func newHammer(t testing.TB, w *Waiter, streams, depth int, seed uint64, opt Wat
 
 // Complete checks the three promises.
 func (s *hammerStream) Complete(wt *Wait, err error) {
-	if err != nil {
+	back := err == ErrLook && wt.Early
+	if err != nil && !back {
 		s.h.t.Errorf("wait for %d ended with %v", wt.Target(), err)
 	}
-	if !s.word.Reached(wt.Target()) {
+	if !back && !s.word.Reached(wt.Target()) {
 		s.h.t.Errorf("early: target %d, word %d", wt.Target(), s.word.Load())
+	}
+	if back && nanotime() < wt.lookAt {
+		s.h.t.Errorf("handed back before its time: target %d", wt.Target())
 	}
 	if !s.state[wt.User].CompareAndSwap(handleRegistered, handleFree) {
 		s.h.t.Errorf("completed without being registered, or twice: target %d", wt.Target())
+	}
+	if s.own != nil {
+		s.own[wt.User] <- err
+		return
 	}
 	s.finish()
 }
@@ -189,8 +216,46 @@ func (s *hammerStream) finish() {
 	}
 }
 
+// add registers the wait j for random targets until n have been reached, and returns
+// how many were. Others do the same on the same word.
+func (s *hammerStream) add(j, n int, rnd *rand.Rand) (got int) {
+	wt := &s.waits[j]
+	submit := func(target uint64) {
+		for old := s.submitted.Load(); old < target && !s.submitted.CompareAndSwap(old, target); old = s.submitted.Load() {
+		}
+	}
+	for got < n {
+		target := s.submitted.Load() + uint64(rnd.Uint32N(4))
+		before := rnd.Uint32()%2 == 0
+		if !before {
+			submit(target)
+		}
+		wt.Look = time.Duration(rnd.Uint32N(4)) * 20 * time.Microsecond * time.Duration(rnd.Uint32N(2))
+		wt.Early = wt.Look > 0 && rnd.Uint32()%2 == 0
+		s.state[j].Store(handleRegistered)
+		ok, err := s.x.Add(wt, target)
+		if err != nil {
+			s.h.t.Errorf("Add: %v", err)
+		}
+		switch {
+		case !ok:
+			s.state[j].Store(handleFree)
+			got++
+		case before && rnd.Uint32()%8 == 0 && s.x.Cancel(wt):
+			s.state[j].Store(handleFree)
+		default:
+			submit(target)
+			if err := <-s.own[j]; err == nil {
+				got++
+			}
+		}
+		submit(target)
+	}
+	return got
+}
+
 // run completes about n waits and returns how many completed exactly.
-func (h *hammer) run(n int) int {
+func (h *hammer) run(n int, adders bool) int {
 	var device, clients sync.WaitGroup
 	var total atomic.Int64
 	// Two "devices" store what was submitted, at random times, sometimes skipping
@@ -214,7 +279,18 @@ func (h *hammer) run(n int) int {
 			}
 		})
 	}
-	for _, s := range h.streams {
+	for i, s := range h.streams {
+		if adders {
+			for range s.waits {
+				s.own = append(s.own, make(chan error, 1))
+			}
+			for j := range s.waits {
+				clients.Go(func() {
+					total.Add(int64(s.add(j, n/len(h.streams)/len(s.waits), rand.New(rand.NewPCG(h.seed, uint64(i*100+j))))))
+				})
+			}
+			continue
+		}
 		clients.Go(func() {
 			seq := uint64(0)
 			for mine := 0; mine < n/len(h.streams); {

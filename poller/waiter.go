@@ -208,7 +208,11 @@ func (w *Waiter) forget(x *Watch) {
 // Close ends every pending wait with event.Closed and stops the goroutine. It
 // takes at most CloseBound, is idempotent, and returns an error only when the
 // goroutine could not be stopped in time because a status query blocks.
-func (w *Waiter) Close() error {
+func (w *Waiter) Close() error { return w.CloseWithin(closeBound) }
+
+// CloseWithin is Close with a bound of one's own. It may be called again after the
+// bound was too short, to wait longer.
+func (w *Waiter) CloseWithin(bound time.Duration) error {
 	w.mu.Lock()
 	w.closed = true
 	all := make([]*Watch, 0, len(w.watches))
@@ -225,13 +229,18 @@ func (w *Waiter) Close() error {
 	}
 	w.stop.Store(true)
 	w.wake()
-	t := time.NewTimer(closeBound)
+	t := time.NewTimer(bound)
 	defer t.Stop()
 	select {
 	case <-w.done:
 		return nil
 	case <-t.C:
-		return event.New(event.Leaked, w.cfg.Name+"'s goroutine", "a status query has not returned within "+closeBound.String())
+	}
+	select {
+	case <-w.done:
+		return nil
+	default:
+		return event.New(event.Leaked, w.cfg.Name+"'s goroutine", "a status query has not returned within "+bound.String())
 	}
 }
 
@@ -315,6 +324,7 @@ func (w *Waiter) wakeFrom(s int64) bool {
 	if !w.state.CompareAndSwap(s, running) {
 		return false
 	}
+	perturb()
 	if s == parked {
 		w.unpark <- struct{}{} // never blocks: one token per change from parked
 	} else {
@@ -326,6 +336,7 @@ func (w *Waiter) wakeFrom(s int64) bool {
 func (w *Waiter) run() {
 	defer close(w.done)
 	fresh := true
+	yielded := int64(0)
 	for !w.stop.Load() {
 		w.admit()
 		now := nanotime()
@@ -354,6 +365,10 @@ func (w *Waiter) run() {
 			fresh = true
 			w.park()
 		case s.hot != nil:
+			if now-yielded > int64(yieldEvery) {
+				yielded = now
+				Yield()
+			}
 			w.spin(s)
 		default:
 			w.sleep(s.next, now)
@@ -375,6 +390,21 @@ func (w *Waiter) admit() {
 		x = next
 	}
 	w.scanMu.Unlock()
+}
+
+// yieldEvery is how often a loop that looks at words lets others run when there is
+// but one processor.
+const yieldEvery = 50 * time.Microsecond
+
+// Yield lets other goroutines run where the caller keeps the only processor from
+// them (GOMAXPROCS is 1): they would otherwise wait for the preemption tick, 10 ms,
+// and the one that is to start the awaited work may be among them. With more
+// processors it does nothing: a yield there wakes another thread, which costs more
+// than it gives.
+func Yield() {
+	if runtime.GOMAXPROCS(0) == 1 {
+		runtime.Gosched()
+	}
 }
 
 // sight is what one scan found.
@@ -416,7 +446,7 @@ func (w *Waiter) scan(now int64, collect bool) (s sight) {
 			s.next = min(s.next, look)
 		default:
 			x.pendingAt = now
-			if x.early.Load() {
+			if x.early.Load() <= now {
 				s.work = true
 				if collect {
 					w.early = append(w.early, x)
@@ -486,7 +516,7 @@ func (w *Waiter) deliver(now int64) {
 	for i, x := range w.early {
 		w.early[i] = nil
 		x.mu.Lock()
-		if h := x.q.peek(); h != nil && h.Early && h.lookAt <= now {
+		for h := x.q.earlies.top(); h != nil && h.lookAt <= now; h = x.q.earlies.top() {
 			x.take(h)
 			w.batch.add(h)
 		}
@@ -508,7 +538,10 @@ func (w *Waiter) collect(x *Watch, value uint64, now int64) {
 		x.q.remove(h)
 		h.on.Store(nil)
 		h.PendingAt = time.Duration(max(x.pendingAt, h.addedAt))
-		if h.Look > 0 && x.pendingAt < h.lookAt {
+		// Another wait's look time may have come before this one's: then this one was
+		// watched as well.
+		watched := x.pendingAt > h.addedAt && now < h.lookAt
+		if h.Look > 0 && x.pendingAt < h.lookAt && !watched {
 			h.Late = true
 			late++
 		}

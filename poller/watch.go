@@ -40,8 +40,8 @@ type Wait struct {
 	// before AddedAt: the work took between that and DoneAt. The two are
 	// microseconds apart when the word was watched, a nap when the waiter napped.
 	PendingAt time.Duration
-	// Late says that the first look after Look found the word reached: how long
-	// the work took is known only as an upper bound.
+	// Late says that the first look, after Look was over, found the word reached: how
+	// long the work took is known only as an upper bound.
 	Late bool
 
 	target     uint64
@@ -49,9 +49,11 @@ type Wait struct {
 	lookAt     int64
 	on         atomic.Pointer[Watch]
 	prev, next *Wait
-	index      int32
+	hunted     *waitHeap    // the heap by look time that it is in, if any
+	checked    reflect.Type // of a Sink that is comparable
+	index      int32        // in the heap by target
+	lookIndex  int32        // in the heap by look time
 	where      uint8
-	checked    bool // Sink is comparable
 }
 
 // Target returns the number that the Wait was last registered for.
@@ -88,9 +90,9 @@ type Watch struct {
 	// The first fields are what the waiter reads at every look.
 	word  *line.Word
 	min   atomic.Uint64 // earliest pending target, while n > 0
-	look  atomic.Int64  // when the earliest wait may first complete, while n > 0
+	look  atomic.Int64  // when the first of them may complete, while n > 0
 	n     atomic.Int64  // pending waits
-	early atomic.Bool   // the earliest wait has Early set
+	early atomic.Int64  // when the first of those with Early set is to be handed back
 	spun  atomic.Bool   // the earliest wait has Spun set
 
 	confirmed atomic.Uint64 // everything up to here is known to have succeeded
@@ -160,15 +162,22 @@ func (x *Watch) Confirmed(value uint64) {
 // waiter, before a sleep, publishes its state and then reads min, look and the
 // word. All of these are sequentially consistent atomics, so either the waiter
 // sees the registration or Add sees the sleep and ends it.
+//
+// The waiter sees registrations of the watches on its list alone. Whoever makes the
+// watch busy puts it there, after its lock is free, and reads look again after that:
+// others that registered in between have found the watch as good as listed, and
+// their own wake-up may have come before it was.
 func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 	if wt == nil || wt.Sink == nil {
 		return false, event.New(event.InvalidArgument, "wait on "+x.opt.Name, "no sink to complete to, set Wait.Sink")
 	}
-	if !wt.checked {
-		if t := reflect.TypeOf(wt.Sink); !t.Comparable() {
+	if t := reflect.TypeOf(wt.Sink); t != wt.checked {
+		switch k := t.Kind(); {
+		case k == reflect.Pointer || k == reflect.Chan || t.Size() == 0 && t.Comparable():
+			wt.checked = t
+		case !reflect.ValueOf(wt.Sink).Comparable():
 			return false, event.New(event.InvalidArgument, "wait on "+x.opt.Name, "a sink of type "+t.String()+" can't be compared, use a pointer")
 		}
-		wt.checked = true
 	}
 	if f := x.failed.Load(); f != nil {
 		return false, f.err
@@ -196,7 +205,7 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 	x.q.push(wt)
 	x.n.Store(int64(x.q.n))
 	list := false
-	if x.q.peek() == wt {
+	if x.q.peek() == wt || wt.hunted != nil {
 		x.refresh()
 		list = !x.listed
 		x.listed = true
@@ -208,10 +217,15 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 		x.take(wt)
 		x.immediate.Add(1)
 		x.mu.Unlock()
+		perturb()
 		if list {
 			// The promise to be on the list is kept: the waiter drops an idle
 			// watch by itself.
 			x.w.admitLater(x)
+			perturb()
+			if x.n.Load() > 0 {
+				x.w.notify(x.look.Load())
+			}
 		}
 		return false, nil
 	}
@@ -219,6 +233,8 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 	perturb()
 	if list {
 		x.w.admitLater(x)
+		perturb()
+		lookAt = min(lookAt, x.look.Load())
 	}
 	// wt may have completed by now and be somebody else's.
 	x.w.notify(lookAt)
@@ -227,21 +243,23 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 
 // take unlinks a queued wait; x.mu is held.
 func (x *Watch) take(wt *Wait) {
-	first := x.q.peek() == wt
+	changes := x.q.peek() == wt || wt.hunted != nil
 	x.q.remove(wt)
 	x.n.Store(int64(x.q.n))
 	wt.on.Store(nil)
-	if first {
+	if changes {
 		x.refresh()
 	}
 }
 
-// refresh publishes the earliest wait; x.mu is held.
+// refresh publishes the earliest wait, and when to look; x.mu is held. Taking
+// a wait away only makes look later, so that nobody has to be woken for it.
 func (x *Watch) refresh() {
 	if h := x.q.peek(); h != nil {
+		look, early := x.q.look()
 		x.min.Store(h.target)
-		x.look.Store(h.lookAt)
-		x.early.Store(h.Early)
+		x.look.Store(look)
+		x.early.Store(early)
 		x.spun.Store(h.Spun)
 	}
 }
@@ -336,7 +354,10 @@ func satAdd(t int64, d time.Duration) int64 {
 	return 1<<63 - 1
 }
 
-// Spin looks at the word until it has been seen at target, for at most about d.
-// It holds the processor and can't be preempted meanwhile: keep d to a few
-// microseconds and loop. Like Seen, it does not confirm.
-func (x *Watch) Spin(target uint64, d time.Duration) bool { return spinOn(x.word, target, d) }
+// Spin looks at the word until it has been seen at target, for at most about d, in
+// the processor's park instruction where the Waiter uses that. It holds the
+// processor and can't be preempted meanwhile: keep d to a few microseconds and loop.
+// Like Seen, it does not confirm.
+func (x *Watch) Spin(target uint64, d time.Duration) bool {
+	return x.w.instr.Wait(x.word.Atomic(), target, d)
+}
