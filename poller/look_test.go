@@ -14,6 +14,24 @@ import (
 // its last look, and is held up before it puts the watch on the waiter's list. The
 // second has found the watch as good as listed, and its own wake-up came too early.
 func TestRegistrationsThatOverlap(t *testing.T) {
+	var word *line.Word
+	stuck, goOn := make(chan struct{}), make(chan struct{})
+	var armed atomic.Bool
+	var step atomic.Int32
+	perturbation = func() {
+		if !armed.Load() {
+			return
+		}
+		switch step.Add(1) {
+		case 2: // the lock is held, the last look is next
+			word.Store(1)
+		case 3: // the lock is free, the list is next
+			armed.Store(false)
+			close(stuck)
+			<-goOn
+		}
+	}
+	t.Cleanup(func() { perturbation = nil }) // after the waiter's end
 	w := testWaiter(t, Config{Spin: -1, Nap: 20 * time.Microsecond})
 	first, x := testWatch(t, w, WatchOptions{})
 	wt, c := NewWait()
@@ -25,19 +43,8 @@ func TestRegistrationsThatOverlap(t *testing.T) {
 	for !w.Parked() {
 		runtime.Gosched()
 	}
-	word, x := testWatch(t, w, WatchOptions{})
-	stuck, goOn := make(chan struct{}), make(chan struct{})
-	var step atomic.Int32
-	perturbation = func() {
-		switch step.Add(1) {
-		case 2: // the lock is held, the last look is next
-			word.Store(1)
-		case 3: // the lock is free, the list is next
-			close(stuck)
-			<-goOn
-		}
-	}
-	defer func() { perturbation = nil }()
+	word, x = testWatch(t, w, WatchOptions{})
+	armed.Store(true)
 	added := make(chan bool)
 	go func() {
 		wt, _ := NewWait()
