@@ -10,7 +10,10 @@
 //		for _, seq := range sequences {
 //			t.Spawn(func(t *fill.Task) error {
 //				for !seq.finished() {
-//					t.Await(seq.launch()) // others run meanwhile
+//					stream, n := seq.launch()
+//					if err := t.Wait(stream, n); err != nil { // others run meanwhile
+//						return err
+//					}
 //					seq.sample()
 //				}
 //				return nil
@@ -25,6 +28,10 @@
 // methods of its Task that wait (those named Await, Wait and Sleep) and in Yield,
 // and is resumed only when what it waits for has happened. Everything between two such calls is one poll. No other task runs
 // during a poll, so tasks may share data without locks.
+//
+// Wait is for a device's stream, and ends with an error when the device fails. Await
+// is for a word and knows of nothing else: a word that nobody stores into any more
+// is awaited for ever.
 //
 // Descriptors need not be a device's. A task that stores into a word of its own
 // (line.Word.Store) wakes the tasks that await it, and so does a goroutine: that

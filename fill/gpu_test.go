@@ -137,3 +137,32 @@ func TestDeviceFaults(t *testing.T) {
 		})
 	}
 }
+
+// A slip elsewhere on the stream, a Done for a number that was never marked, does
+// not end a wait for one that was.
+func TestWaitBesideASlip(t *testing.T) {
+	d, err := gpu.Open(t.Context(), gpu.WithDriver("soft"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ss, _ := soft.Of(s)
+	if err := ss.Work(30 * time.Millisecond); err != nil { // beyond the first look at the stream's health
+		t.Fatal(err)
+	}
+	seq, err := s.Mark()
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-gpu.Done(s, seq+1)
+	if s.Err() == nil {
+		t.Error("the slip is not reported")
+	}
+	if _, err := fill.Run(t.Context(), fill.Options{}, func(t *fill.Task) error { return t.Wait(s, seq) }); err != nil {
+		t.Error(err)
+	}
+}

@@ -155,10 +155,9 @@ func armed(d line.Descriptor, word bool) line.Descriptor {
 
 // Stream is a *gpu.Stream, as far as a task needs it.
 type Stream interface {
-	// Descriptor names the word that the device stores seq into.
+	// Descriptor names the word that the device stores seq into, or returns the error
+	// that ended the stream or its device.
 	Descriptor(seq uint64) (line.Descriptor, error)
-	// Err returns the sticky error of the stream or its device.
-	Err() error
 	// Wait waits until the device has reached seq and that is known to be success.
 	Wait(ctx context.Context, seq uint64) error
 }
@@ -191,7 +190,7 @@ func (t *Task) WaitPoint(p *plan.Point, s Stream, seq uint64) error {
 	start := t.Now()
 	now, sleep, health := start, p.Sleep(), minHealth
 	for !t.await(d, after(now, max(health, sleep)), sleep, p != nil) {
-		if err := s.Err(); err != nil {
+		if _, err := s.Descriptor(seq); err != nil {
 			return err
 		}
 		now, sleep, health = t.Now(), 0, min(2*health, maxHealth)

@@ -398,10 +398,10 @@ func (s *stream) Descriptor(seq uint64) (line.Descriptor, error) {
 	if seq == 0 {
 		return line.Descriptor{}, event.New(event.NotMarked, "stream", "0", "9")
 	}
-	return s.r.at(0, 0, seq), nil
+	return s.r.at(0, 0, seq), s.broken()
 }
 
-func (s *stream) Err() error {
+func (s *stream) broken() error {
 	if s.failure != nil && s.r.clock.Now() >= s.failAt {
 		return s.failure
 	}
@@ -417,7 +417,7 @@ func (s *stream) Wait(_ context.Context, seq uint64) error {
 		}
 		s.r.clock.AdvanceTo(next)
 	}
-	return s.Err()
+	return s.broken()
 }
 
 func TestWaitStream(t *testing.T) {

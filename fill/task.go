@@ -58,7 +58,10 @@ func (t *Task) Clock() event.Clock { return t.r.clock }
 // Now returns the time on the run's clock.
 func (t *Task) Now() time.Duration { return t.r.clock.Now() }
 
-// Await returns once d has been reached. Where it has been already it returns at
+// Await returns once d has been reached. It knows of the word alone: when the device
+// that was to store into it fails, that never happens. Wait is the one for streams.
+//
+// Where it has been already it returns at
 // once, and no other task runs in between: a loop that may find everything done
 // should Yield now and then. A d that names no line is never reached.
 func (t *Task) Await(d line.Descriptor) { t.await(d, never, 0, false) }
