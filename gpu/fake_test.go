@@ -16,10 +16,11 @@ import (
 // fake is a driver table that logs what is called and does what the test says.
 // Stores land when the test lets them.
 type fake struct {
-	mu   sync.Mutex
-	log  []string
-	fail map[string]error // by step
-	refs int
+	mu    sync.Mutex
+	log   []string
+	fail  map[string]error         // by step
+	block map[string]chan struct{} // steps that do not return until the channel is closed
+	refs  int
 	live map[uintptr]*line.Mapping
 	mem  map[driver.Mem][]byte
 
@@ -34,7 +35,7 @@ type fake struct {
 
 func newFake() *fake {
 	return &fake{
-		fail: map[string]error{}, live: map[uintptr]*line.Mapping{}, mem: map[driver.Mem][]byte{},
+		fail: map[string]error{}, block: map[string]chan struct{}{}, live: map[uintptr]*line.Mapping{}, mem: map[driver.Mem][]byte{},
 		caps: driver.Caps{StreamStore: true, WordProves: true, Events: true, Capture: true, Memory: true},
 	}
 }
@@ -42,9 +43,33 @@ func newFake() *fake {
 // step logs a call and returns the error planned for it.
 func (f *fake) step(name string) error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	f.log = append(f.log, name)
-	return f.fail[name]
+	err, c := f.fail[name], f.block[name]
+	f.mu.Unlock()
+	if c != nil {
+		<-c
+	}
+	return err
+}
+
+// stop makes a step block until the function that it returns is called.
+func (f *fake) stop(step string) (goOn func()) {
+	c := make(chan struct{})
+	f.set(func() { f.block[step] = c })
+	return sync.OnceFunc(func() {
+		f.set(func() { delete(f.block, step) })
+		close(c)
+	})
+}
+
+// called reports whether the step was called since the last forget.
+func (f *fake) called(step string) bool { return slices.Contains(f.steps(), step) }
+
+// left returns what the driver still holds.
+func (f *fake) left() (refs, pages int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.refs, len(f.live)
 }
 
 func (f *fake) steps() []string {
@@ -259,6 +284,7 @@ func (s *fakeStream) Record() (driver.Event, error) {
 }
 
 func (e *fakeEvent) Query() (bool, error) {
+	_ = e.s.f.step("event query")
 	if err := e.s.f.wait(); err != nil {
 		return false, err
 	}

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// gate keeps a stream's word and driver handle from being freed under a call
-// that uses them: every such call is bracketed by enter and leave, an atomic add
-// each. The zero value is open.
+// gate keeps a stream's word and driver handle, or a device's domain, from being
+// freed under a call that uses them: every such call is bracketed by enter and
+// leave, an atomic add each. The zero value is open.
 type gate struct{ n atomic.Int64 }
 
 const gateClosed = -1 << 62
@@ -36,7 +36,7 @@ func (g *gate) shut() {
 // unless the driver blocks, so the wait is a poll.
 func (g *gate) close() {
 	g.shut()
-	for d := time.Microsecond; g.n.Load() > gateClosed; d = min(2*d, time.Millisecond) {
+	for d := time.Microsecond; g.n.Load() > gateClosed; d = min(2*d, 10*time.Millisecond) {
 		time.Sleep(d)
 	}
 }
@@ -68,14 +68,16 @@ func (f *inflight) done() {
 	}
 }
 
-// whenIdle calls fn, once, as soon as nothing uses the buffer; perhaps at once.
-func (f *inflight) whenIdle(fn func()) {
+// whenIdle calls fn, once, as soon as nothing uses the buffer. It reports whether
+// that was at once.
+func (f *inflight) whenIdle(fn func()) bool {
 	f.mu.Lock()
 	if f.n > 0 {
 		f.idle = fn
 		f.mu.Unlock()
-		return
+		return false
 	}
 	f.mu.Unlock()
 	fn()
+	return true
 }

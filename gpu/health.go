@@ -14,12 +14,11 @@ import (
 // query may be what hangs (FLR, a GPU off the bus): then the tick's own deadline
 // ends the device.
 type health struct {
-	d        *Device
-	busy     chan struct{} // something became pending
-	quit     chan struct{}
-	quitOnce sync.Once
-	start    sync.Once
-	wg       sync.WaitGroup
+	d     *Device
+	busy  chan struct{} // something became pending
+	quit  chan struct{}
+	start sync.Once
+	wg    sync.WaitGroup
 
 	mu      sync.Mutex
 	zombies []*Stream // closed with work under way
@@ -49,22 +48,13 @@ func (h *health) adopt(s *Stream) {
 	h.wake()
 }
 
-func (h *health) close(ctx context.Context) error {
-	h.quitOnce.Do(func() { close(h.quit) })
-	h.start.Do(func() {}) // nothing starts any more
-	return waitGroup(ctx, &h.wg, h.d.name+"'s health tick")
-}
+// stop ends the tick soon. It is called once.
+func (h *health) stop() { close(h.quit) }
 
-func waitGroup(ctx context.Context, wg *sync.WaitGroup, what string) error {
-	done := make(chan struct{})
-	go func() { wg.Wait(); close(done) }()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		leaks.Add(1)
-		return event.New(event.Leaked, what, "a driver call has not returned in time")
-	}
+// wait waits for the tick and its query to end, after stop.
+func (h *health) wait() {
+	h.start.Do(func() {}) // nothing starts any more
+	h.wg.Wait()
 }
 
 func (h *health) run() {
@@ -198,25 +188,13 @@ func (h *health) examine(s *Stream) error {
 	return nil
 }
 
-// bury destroys adopted streams whose work is done by now.
+// bury has adopted streams destroyed whose work is done by now.
 func (h *health) bury() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	keep := h.zombies[:0]
 	for _, s := range h.zombies {
-		d := h.d
-		d.mu.Lock()
-		_, mine := d.streams[s]
-		idle := mine && s.idle()
-		if idle {
-			delete(d.streams, s)
-			d.retiring.Add(1)
-		}
-		d.mu.Unlock()
-		if idle {
-			_ = s.retire(true)
-			d.retiring.Done()
-		} else if mine {
+		if mine, gone := s.retireIfIdle(); mine && gone == nil {
 			keep = append(keep, s)
 		}
 	}
@@ -234,8 +212,6 @@ type confirmer struct {
 	quit chan struct{}
 	once sync.Once
 	wg   sync.WaitGroup
-
-	quitOnce sync.Once
 }
 
 type confirmAsk struct {
@@ -295,9 +271,12 @@ func (c *confirmer) run() {
 	}
 }
 
-// close is called once the device has failed, so that no asker waits any more.
-func (c *confirmer) close(ctx context.Context) error {
-	c.quitOnce.Do(func() { close(c.quit) })
+// stop ends the goroutine soon. It is called once, when the device has failed, so
+// that no asker waits any more.
+func (c *confirmer) stop() { close(c.quit) }
+
+// wait waits for the goroutine to end, after stop.
+func (c *confirmer) wait() {
 	c.once.Do(func() {})
-	return waitGroup(ctx, &c.wg, c.d.name+"'s confirmer")
+	c.wg.Wait()
 }

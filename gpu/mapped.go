@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"os"
-	"sync"
 	"sync/atomic"
 
 	"github.com/gpuline/gpuline/event"
@@ -10,8 +9,10 @@ import (
 	"github.com/gpuline/gpuline/line"
 )
 
-// Leaks returns how many host pages and retained buffers this process has given
-// up rather than free them under a device that may still write or read them.
+// Leaks returns how many host pages and buffers this process has not freed because
+// a device may still write or read them. Those that it has given up count for good.
+// What a Close did not get to within its bound, because a driver's call has not
+// returned, counts (as 1 where it is no page or buffer) until that call returns.
 func Leaks() uint64 { return leaks.Load() }
 
 var leaks atomic.Uint64
@@ -26,10 +27,9 @@ type MappedLine struct {
 	addr  uint64
 	lines []line.Line
 
-	mu     sync.Mutex
-	stored bool // a store may have been queued
-	closed bool
-	leaked bool
+	calls  gate        // around stores
+	stored atomic.Bool // a store may have been queued
+	closed atomic.Bool
 }
 
 // MapLine makes a mapped page on dev: retain the domain, allocate, ask for the
@@ -70,10 +70,15 @@ func MapLine(dev driver.Device) (*MappedLine, error) {
 }
 
 // Lines returns the page's lines. They must not be used after Close.
-func (m *MappedLine) Lines() []line.Line { return m.lines }
+func (m *MappedLine) Lines() []line.Line {
+	if m == nil {
+		return nil
+	}
+	return m.lines
+}
 
 // Words returns the number of words on the page.
-func (m *MappedLine) Words() int { return len(m.lines) * line.Words }
+func (m *MappedLine) Words() int { return len(m.Lines()) * line.Words }
 
 // Word returns word i, 0 <= i < Words().
 func (m *MappedLine) Word(i int) *line.Word { return &m.lines[i/line.Words][i%line.Words] }
@@ -83,19 +88,17 @@ func (m *MappedLine) Word(i int) *line.Word { return &m.lines[i/line.Words][i%li
 // a store may be queued before the driver is called, since a store that was
 // queued despite a failing status still counts.
 func (m *MappedLine) Store(s driver.Stream, i int, value uint64) error {
-	if s == nil || i < 0 || i >= m.Words() {
+	if m == nil || s == nil || i < 0 || i >= m.Words() {
 		return event.New(event.InvalidArgument, "store", "needs a stream and a word of the page")
 	}
 	if s.Device() != m.dev {
 		return event.New(event.ForeignStream, "store", "the word belongs to "+describe(m.dev)).WithStatus(event.StatusForeign)
 	}
-	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
+	if !m.calls.enter() {
 		return event.New(event.Closed, "mapped line")
 	}
-	m.stored = true
-	m.mu.Unlock()
+	defer m.calls.leave()
+	m.stored.Store(true)
 	off := uintptr(i) * 8
 	return s.Store(m.host+off, m.addr+uint64(off), value)
 }
@@ -103,15 +106,14 @@ func (m *MappedLine) Store(s driver.Stream, i int, value uint64) error {
 // Close frees the page and then drops the domain. When a store may have been
 // queued, the domain must settle first; when it can't, page and reference are
 // leaked and counted (event.Leaked), never freed under a device that may still
-// write. It is idempotent. It blocks for as long as the driver's Settle does.
+// write. It is idempotent: calls after the first return nil at once. The first blocks
+// for as long as the driver's Store, Settle and FreeHost do.
 func (m *MappedLine) Close() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
+	if m == nil || m.closed.Swap(true) {
 		return nil
 	}
-	m.closed = true
-	if m.stored {
+	m.calls.close()
+	if m.stored.Load() {
 		if err := m.dev.Settle(); err != nil {
 			return m.leak(err)
 		}
@@ -126,17 +128,14 @@ func (m *MappedLine) Close() error {
 // Leak gives the page up without asking the domain to settle: for a device
 // whose calls do not return any more. Close does nothing after it.
 func (m *MappedLine) Leak(why error) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
+	if m == nil || m.closed.Swap(true) {
 		return nil
 	}
-	m.closed = true
+	m.calls.shut()
 	return m.leak(why)
 }
 
 func (m *MappedLine) leak(why error) error {
-	m.leaked = true
 	leaks.Add(1)
 	return event.New(event.Leaked, "host page of "+describe(m.dev), "the device may still write to it").Wrap(why)
 }

@@ -54,7 +54,7 @@ func WithDriver(names ...string) Option { return func(o *options) { o.names = na
 
 // Using makes Open try these drivers instead of the built-in ones, for
 // a driver that was made with settings of its own. GPULINE_DRIVER does not
-// override it.
+// override it. A nil driver is event.InvalidArgument.
 func Using(drivers ...driver.Driver) Option { return func(o *options) { o.drivers = drivers } }
 
 // WithOrdinal selects the device by its index in the driver, 0 by default.
@@ -75,7 +75,8 @@ func WithSteps(s *plan.Steps) Option { return func(o *options) { o.steps = s } }
 // plan, or from stored words to status polling.
 func Strict() Option { return func(o *options) { o.strict = true } }
 
-// WithSelfTest bounds the self-test at open, 2 s by default.
+// WithSelfTest bounds the self-test at open, 2 s by default. What it has made is
+// freed again after that, for which there is the bound of WithCloseBound.
 func WithSelfTest(bound time.Duration) Option { return func(o *options) { o.selfTest = bound } }
 
 // WithHealth sets how often the status of a device with pending waits is asked
@@ -87,7 +88,9 @@ func WithHealth(tick, deadline, grace time.Duration) Option {
 	return func(o *options) { o.healthTick, o.healthDeadline, o.storeGrace = tick, deadline, grace }
 }
 
-// WithCloseBound sets how long Device.Close may take, 5 s by default.
+// WithCloseBound sets how long Device.Close may take, 5 s by default, and how long
+// Stream.Close, PinnedBuffer.Close and an Open that fails may wait for the driver's
+// calls that free something.
 func WithCloseBound(d time.Duration) Option { return func(o *options) { o.closeBound = d } }
 
 // Open opens a device: the first that works of the drivers tried in order (cuda,
@@ -98,7 +101,9 @@ func WithCloseBound(d time.Duration) Option { return func(o *options) { o.closeB
 // Opening tests the device, because capability bits lie: a number is stored
 // through a real stream and watched for, for at most the self-test's bound.
 // A device that fails runs with status polling instead of words and says so in
-// Warnings, unless Strict. A ctx that ends stops the self-test and the search.
+// Warnings, unless Strict; one whose calls do not return is not used at all. A ctx that
+// ends stops the self-test and the search. How long the driver takes to open its
+// device is not bounded.
 func Open(ctx context.Context, opts ...Option) (*Device, error) {
 	if ctx == nil {
 		ctx = context.Background()
@@ -142,9 +147,16 @@ func OpenDevice(ctx context.Context, dev driver.Device, opts ...Option) (*Device
 	}
 	o, err := settle(opts)
 	if err != nil {
-		return nil, errors.Join(err, dev.Close())
+		return nil, errors.Join(err, discard(dev, CloseBound))
 	}
 	return setUp(ctx, dev, o)
+}
+
+// discard closes the driver's device, for which it waits at most for the bound.
+func discard(dev driver.Device, bound time.Duration) error {
+	closed := make(chan error, 1)
+	go func() { closed <- dev.Close() }()
+	return within(bound, closed, describe(dev), one)
 }
 
 // settle applies and checks the options.
@@ -179,6 +191,11 @@ func reason(err error) string { return strings.TrimPrefix(err.Error(), "gpuline:
 // choose returns the drivers to try, in order.
 func choose(o *options) ([]driver.Driver, error) {
 	if len(o.drivers) > 0 {
+		for _, drv := range o.drivers {
+			if drv == nil {
+				return nil, event.New(event.InvalidArgument, "Using", "nil driver")
+			}
+		}
 		return o.drivers, nil
 	}
 	names := o.names
@@ -191,6 +208,11 @@ func choose(o *options) ([]driver.Driver, error) {
 			names = append(names, "soft")
 		}
 	}
+	return named(names)
+}
+
+// named makes the built-in drivers of the given names.
+func named(names []string) ([]driver.Driver, error) {
 	var out []driver.Driver
 	for _, n := range names {
 		mk, ok := builtin[strings.TrimSpace(n)]
@@ -215,11 +237,12 @@ type Found struct {
 }
 
 // Devices asks the named drivers, or all built-in ones, for their devices.
+// GPULINE_DRIVER does not matter to it.
 func Devices(names ...string) ([]Found, error) {
 	if len(names) == 0 {
 		names = []string{"cuda", "hip", "metal", "opencl", "soft"}
 	}
-	drivers, err := choose(&options{names: names})
+	drivers, err := named(names)
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +271,17 @@ func setUp(ctx context.Context, dev driver.Device, o options) (*Device, error) {
 		streams: make(map[*Stream]struct{}),
 	}
 	caps := dev.Caps()
-	testErr := d.selfTest(ctx)
+	testErr, stuck := d.selfTest(ctx)
+	if stuck != nil {
+		// Stuck in the driver: the device is closed when the call has returned.
+		closed := make(chan error, 1)
+		go func() {
+			<-stuck
+			closed <- dev.Close()
+		}()
+		leakUntil(closed, 1)
+		return nil, event.New(event.SelfTestFailed, d.name, reason(testErr), "nothing: its calls do not return").Wrap(testErr)
+	}
 	d.byWord = testErr == nil
 	if testErr != nil {
 		refuse := ctx.Err() != nil || o.strict || !caps.Events
@@ -259,12 +292,12 @@ func setUp(ctx context.Context, dev driver.Device, o options) (*Device, error) {
 			} else if o.strict {
 				w.Args[2] = "nothing: strict was asked for"
 			}
-			return nil, errors.Join(w, dev.Close())
+			return nil, errors.Join(w, discard(dev, o.closeBound))
 		}
 		d.warns = append(d.warns, w)
 	}
 	if err := d.settlePlan(o.planText, o.strict); err != nil {
-		return nil, errors.Join(err, dev.Close())
+		return nil, errors.Join(err, discard(dev, o.closeBound))
 	}
 	d.health = newHealth(d)
 	d.confirmer = newConfirmer(d)
@@ -277,30 +310,50 @@ func setUp(ctx context.Context, dev driver.Device, o options) (*Device, error) {
 	return d, nil
 }
 
-// selfTest stores a number through a real stream and watches for it.
-func (d *Device) selfTest(ctx context.Context) (err error) {
+// selfTest stores a number through a real stream and watches for it, for at most
+// the self-test's bound, and then cleans up, for at most the close bound. When one of
+// the driver's calls has not returned by then, stuck tells when it has.
+func (d *Device) selfTest(ctx context.Context) (err error, stuck <-chan error) {
 	caps := d.dev.Caps()
 	if !caps.StreamStore {
-		return event.New(event.NotSupported, "a store from a stream", caps.NoStore)
+		return event.New(event.NotSupported, "a store from a stream", caps.NoStore), nil
 	}
+	short, cancel := context.WithTimeout(ctx, d.opt.selfTest)
+	defer cancel()
+	tested := make(chan error, 1)
+	go func() {
+		err := d.storeAndWatch(short)
+		if err == context.DeadlineExceeded && ctx.Err() == nil {
+			err = event.New(event.StoreLost, "self-test of "+d.name, "a number stored through a stream was not seen within "+d.opt.selfTest.String())
+		}
+		tested <- err
+	}()
+	select {
+	case err := <-tested:
+		return err, nil
+	case <-short.Done():
+	}
+	t := time.NewTimer(d.opt.closeBound)
+	defer t.Stop()
+	select {
+	case err := <-tested:
+		return err, nil
+	case <-t.C:
+	}
+	return event.New(event.Leaked, d.name, "a driver call has not returned in the self-test, nor within "+d.opt.closeBound.String()+" after it").Wrap(ctx.Err()), tested
+}
+
+// storeAndWatch is the test itself. It may block wherever the driver does.
+func (d *Device) storeAndWatch(ctx context.Context) (err error) {
 	page, err := MapLine(d.dev)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		// A store that was only late must not land in freed memory: Close settles
-		// first, and leaks the page when that fails. Settling may block on a broken
-		// device, and is then given up.
-		closed := make(chan error, 1)
-		go func() { closed <- page.Close() }()
-		select {
-		case cerr := <-closed:
-			if err == nil {
-				err = cerr
-			}
-		case <-time.After(d.opt.closeBound):
-			leaks.Add(1)
-			err = errors.Join(err, event.New(event.Leaked, "host page of "+d.name, "the device has not settled within "+d.opt.closeBound.String()))
+		// first, and leaks the page when that fails.
+		if cerr := page.Close(); err == nil {
+			err = cerr
 		}
 	}()
 	s, err := d.dev.NewStream()
@@ -311,8 +364,6 @@ func (d *Device) selfTest(ctx context.Context) (err error) {
 	// Two numbers, so that a word that holds the first one by luck is not enough.
 	nonce := uint64(time.Now().UnixNano())<<1 | 1
 	word := page.Word(page.Words() - 1)
-	clock := event.RealClock{}
-	deadline := clock.Now() + d.opt.selfTest
 	for _, want := range []uint64{nonce, nonce ^ 0x5555555555555554} {
 		if err := page.Store(s, page.Words()-1, want); err != nil {
 			return err
@@ -321,10 +372,7 @@ func (d *Device) selfTest(ctx context.Context) (err error) {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if clock.Now() > deadline {
-				return event.New(event.StoreLost, "self-test of "+d.name, "a number stored through a stream was not seen within "+d.opt.selfTest.String())
-			}
-			clock.SleepUntil(clock.Now() + nap)
+			sleepFor(nap)
 		}
 	}
 	return nil

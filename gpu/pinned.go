@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"slices"
 	"sort"
 	"strconv"
@@ -94,25 +95,70 @@ func (r *PinnedRegistry) search(p uintptr) int {
 	return sort.Search(len(r.ranges), func(i int) bool { return r.ranges[i].base >= p })
 }
 
-// PinnedBuffer is page-locked host memory of one device's domain.
+// PinnedBuffer is page-locked host memory of one device's domain. Copies of other
+// devices may use it, too.
 type PinnedBuffer struct {
 	d    *Device
 	host uintptr
 	b    []byte
 	once sync.Once
-	err  error
 	busy inflight
 }
 
-// AllocPinned allocates n bytes (n >= 1) of page-locked, device-mapped host memory, zeroed,
-// and registers it with Pinned. Close frees it.
+// bufferTable holds the PinnedBuffers that are not closed, of all devices, by address:
+// a copy on one device may use the memory of another.
+type bufferTable struct {
+	mu  sync.RWMutex
+	all []*PinnedBuffer
+}
+
+var buffers bufferTable
+
+func (t *bufferTable) search(at uintptr) (int, bool) {
+	return slices.BinarySearchFunc(t.all, at, func(p *PinnedBuffer, at uintptr) int { return cmp.Compare(p.host, at) })
+}
+
+func (t *bufferTable) add(p *PinnedBuffer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, _ := t.search(p.host)
+	t.all = slices.Insert(t.all, i, p)
+}
+
+func (t *bufferTable) remove(p *PinnedBuffer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i, ok := t.search(p.host); ok {
+		t.all = slices.Delete(t.all, i, i+1)
+	}
+}
+
+// use returns the buffer that b lies in, marked as in use once more, or nil.
+func (t *bufferTable) use(b []byte) *PinnedBuffer {
+	at := uintptr(unsafe.Pointer(&b[0]))
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	i, ok := t.search(at)
+	if !ok {
+		i--
+	}
+	if i < 0 || at-t.all[i].host >= uintptr(len(t.all[i].b)) {
+		return nil
+	}
+	t.all[i].busy.add() // under mu: the buffer can't be freed in between
+	return t.all[i]
+}
+
+// AllocPinned allocates n bytes (1 <= n <= 2^40) of page-locked, device-mapped host
+// memory, zeroed, and registers it with Pinned. Close frees it.
 func (d *Device) AllocPinned(n int) (*PinnedBuffer, error) {
-	if n < 1 || n > 1<<40 {
+	if n < 1 || int64(n) > 1<<40 {
 		return nil, event.New(event.InvalidArgument, "pinned buffer of "+strconv.Itoa(n)+" bytes", "want 1..2^40")
 	}
-	if err := d.Err(); err != nil {
+	if err := d.enter(); err != nil {
 		return nil, err
 	}
+	defer d.calls.leave()
 	if err := d.dev.Retain(); err != nil {
 		return nil, err
 	}
@@ -125,36 +171,68 @@ func (d *Device) AllocPinned(n int) (*PinnedBuffer, error) {
 	clear(b)
 	p := &PinnedBuffer{d: d, host: host, b: b}
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		_ = d.dev.FreeHost(host)
-		_ = d.dev.Release()
+	closed := d.closed
+	if !closed {
+		Pinned.Register(host, n)
+		buffers.add(p)
+		d.pinned = append(d.pinned, p)
+	}
+	d.mu.Unlock()
+	if closed {
+		_ = p.free()
 		return nil, event.New(event.Closed, d.name)
 	}
-	Pinned.Register(host, n)
-	d.pinned = append(d.pinned, p)
 	return p, nil
 }
 
 // Bytes returns the memory. It must not be used after Close.
-func (p *PinnedBuffer) Bytes() []byte { return p.b }
+func (p *PinnedBuffer) Bytes() []byte {
+	if p == nil {
+		return nil
+	}
+	return p.b
+}
 
-// Close frees the memory. A copy that still reads or writes it keeps it alive:
-// then the memory is freed when that copy's sequence number is reached, and
-// leaked and counted when that can't be proved. Close never waits. It is
-// idempotent.
+// Close frees the memory. A copy that still reads or writes it, on whatever device,
+// keeps it alive: then Close does not wait, the memory is freed when that copy's
+// sequence number is reached, and leaked and counted when that can't be proved.
+// Otherwise Close waits for the driver's call that frees it, for at most the
+// device's close bound, after which the error is event.Leaked. It is idempotent.
 func (p *PinnedBuffer) Close() error {
+	if p == nil {
+		return nil
+	}
+	var err error
 	p.once.Do(func() {
-		Pinned.Unregister(p.host)
-		p.d.mu.Lock()
-		p.d.pinned = slices.DeleteFunc(p.d.pinned, func(q *PinnedBuffer) bool { return q == p })
-		p.d.mu.Unlock()
-		p.busy.whenIdle(func() {
-			p.err = p.d.dev.FreeHost(p.host)
-			if err := p.d.dev.Release(); p.err == nil {
-				p.err = err
-			}
-		})
+		d := p.d
+		d.mu.Lock()
+		d.pinned = slices.DeleteFunc(d.pinned, func(q *PinnedBuffer) bool { return q == p })
+		freed := p.close() // under mu: Device.Close waits for what is a chore by then
+		d.mu.Unlock()
+		if freed != nil {
+			err = within(d.opt.closeBound, freed, "pinned buffer of "+d.name, one)
+		}
 	})
-	return p.err
+	return err
+}
+
+// close forgets the buffer and has it freed once nothing uses it. The channel gets
+// the driver's answer; it is nil when something does.
+func (p *PinnedBuffer) close() <-chan error {
+	Pinned.Unregister(p.host)
+	buffers.remove(p)
+	freed := make(chan error, 1)
+	if !p.busy.whenIdle(func() { p.d.chores.add(func() { freed <- p.free() }) }) {
+		return nil
+	}
+	return freed
+}
+
+// free makes the driver's calls. What can't be freed keeps its reference on the domain.
+func (p *PinnedBuffer) free() error {
+	if err := p.d.dev.FreeHost(p.host); err != nil {
+		leaks.Add(1)
+		return event.New(event.Leaked, "pinned buffer of "+p.d.name, "the driver did not free it").WithStatus(event.StatusOf(err)).Wrap(err)
+	}
+	return p.d.dev.Release()
 }

@@ -99,18 +99,20 @@ func (d *Device) Alloc(n int) (driver.Mem, error) {
 	if n < 1 {
 		return 0, event.New(event.InvalidArgument, "device memory of "+strconv.Itoa(n)+" bytes", "want at least 1")
 	}
-	if err := d.Err(); err != nil {
+	if err := d.enter(); err != nil {
 		return 0, err
 	}
+	defer d.calls.leave()
 	return d.dev.Alloc(n)
 }
 
 // Free frees device memory. It does not wait: nothing that was queued may still
 // use the memory.
 func (d *Device) Free(m driver.Mem) error {
-	if err := d.Err(); err != nil {
+	if err := d.enter(); err != nil {
 		return err
 	}
+	defer d.calls.leave()
 	return d.dev.Free(m)
 }
 
@@ -148,7 +150,7 @@ func (s *Stream) copy(host []byte, queue func(unsafe.Pointer) error) (uint64, er
 	if s.broken != nil {
 		return 0, s.broken
 	}
-	r := s.d.hold(host)
+	r := hold(host)
 	err := queue(unsafe.Pointer(&host[0]))
 	var seq uint64
 	if err == nil {
@@ -184,25 +186,12 @@ func (s *Stream) Fill(dst driver.Mem, value byte, n int) error {
 }
 
 // hold makes the retention of one host buffer: Go memory is pinned, a buffer of
-// AllocPinned is kept from being freed.
-func (d *Device) hold(b []byte) retained {
-	if p := d.pinnedBuffer(b); p != nil {
-		p.busy.add()
+// AllocPinned, of whatever device, is kept from being freed.
+func hold(b []byte) retained {
+	if p := buffers.use(b); p != nil {
 		return retained{what: p, free: p.busy.done}
 	}
 	pin := new(runtime.Pinner)
 	pin.Pin(&b[0])
 	return retained{what: b, free: pin.Unpin}
-}
-
-func (d *Device) pinnedBuffer(b []byte) *PinnedBuffer {
-	at := uintptr(unsafe.Pointer(&b[0]))
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, p := range d.pinned {
-		if at >= p.host && at-p.host < uintptr(len(p.b)) {
-			return p
-		}
-	}
-	return nil
 }

@@ -21,6 +21,9 @@ type Stats struct {
 // Stats returns the counters. Each is exact; together they are not a snapshot
 // of one instant.
 func (d *Device) Stats() Stats {
+	if d == nil {
+		return Stats{}
+	}
 	st := Stats{
 		Waiter: d.waiter.Stats(), Marks: d.marks.Load(), Confirms: d.confirms.Load(), Blocked: d.blocked.Load(),
 	}

@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"context"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -17,15 +16,15 @@ import (
 // number into a word that is the poller's own. Everything above goes on as if
 // the device had stored it.
 type statusPoller struct {
-	d        *Device
-	busy     chan struct{}
-	quit     chan struct{}
-	quitOnce sync.Once
-	start    sync.Once
-	wg       sync.WaitGroup
-	queries  atomic.Uint64
+	d       *Device
+	busy    chan struct{}
+	quit    chan struct{}
+	start   sync.Once
+	wg      sync.WaitGroup
+	queries atomic.Uint64
 
 	mu     sync.Mutex
+	closed bool // quit is closed
 	queues map[*Stream]*statusQueue
 }
 
@@ -45,13 +44,12 @@ func newStatusPoller(d *Device) *statusPoller {
 
 // add queues the event of a mark.
 func (p *statusPoller) add(s *Stream, seq uint64, ev driver.Event) error {
-	select {
-	case <-p.quit:
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
 		ev.Release()
 		return event.New(event.Closed, p.d.name)
-	default:
 	}
-	p.mu.Lock()
 	q := p.queues[s]
 	if q == nil {
 		q = &statusQueue{s: s}
@@ -70,19 +68,30 @@ func (p *statusPoller) add(s *Stream, seq uint64, ev driver.Event) error {
 	return nil
 }
 
-func (p *statusPoller) close(ctx context.Context) error {
-	p.quitOnce.Do(func() { close(p.quit) })
-	p.start.Do(func() {})
-	err := waitGroup(ctx, &p.wg, p.d.name+"'s status poller")
-	if err == nil {
-		for _, q := range p.queues {
-			for _, m := range q.todo {
-				m.ev.Release()
-			}
-		}
-		p.queues = nil
+// stop ends the goroutine soon and refuses what is still to be added.
+func (p *statusPoller) stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.closed = true
+		close(p.quit)
 	}
-	return err
+}
+
+// wait waits for the goroutine to end, after stop, and releases what is left.
+// Before that the words belong to the goroutine.
+func (p *statusPoller) wait() {
+	p.start.Do(func() {})
+	p.wg.Wait()
+	p.mu.Lock()
+	left := p.queues
+	p.queues = nil
+	p.mu.Unlock()
+	for _, q := range left {
+		for _, m := range q.todo {
+			m.ev.Release()
+		}
+	}
 }
 
 // A device that is asked by status is asked often at first and ever more rarely
@@ -154,6 +163,11 @@ func (p *statusPoller) round() (moved, pending bool, err error) {
 			if !done {
 				pending = true
 				break
+			}
+			select {
+			case <-p.quit: // while the query took its time
+				return moved, true, nil
+			default:
 			}
 			m.ev.Release()
 			q.s.word.Store(m.seq)

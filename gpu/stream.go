@@ -68,14 +68,29 @@ func (s *Stream) underWay() bool {
 }
 
 // Device returns the stream's device.
-func (s *Stream) Device() *Device { return s.d }
+func (s *Stream) Device() *Device {
+	if s == nil {
+		return nil
+	}
+	return s.d
+}
 
 // Driver returns the driver's own stream, through which work is queued:
 // soft.Of, cuda.Of, opencl.Of unwrap it.
-func (s *Stream) Driver() driver.Stream { return s.ds }
+func (s *Stream) Driver() driver.Stream {
+	if s == nil {
+		return nil
+	}
+	return s.ds
+}
 
 // Handle returns the vendor's handle of the stream, 0 where there is none.
-func (s *Stream) Handle() uintptr { return s.ds.Handle() }
+func (s *Stream) Handle() uintptr {
+	if s == nil {
+		return 0
+	}
+	return s.ds.Handle()
+}
 
 // String returns the stream's name in errors and statistics.
 func (s *Stream) String() string {
@@ -155,7 +170,12 @@ func (s *Stream) mark() (uint64, error) {
 }
 
 // Marked returns the newest mark, 0 when there is none.
-func (s *Stream) Marked() uint64 { return s.marked.Load() }
+func (s *Stream) Marked() uint64 {
+	if s == nil {
+		return 0
+	}
+	return s.marked.Load()
+}
 
 // Reached reports whether the device has reached seq and that is known to be
 // success. It does not block. False for a number that was never marked and on
@@ -240,7 +260,9 @@ func (s *Stream) confirm() error {
 
 // Close ends the stream's pending waits with event.Closed. It does not wait for
 // the device: a stream with work under way is destroyed, and what it retains let
-// go, once that work is done. It is idempotent.
+// go, once that work is done. With none under way it waits for the driver's call that
+// destroys the stream, for at most the device's close bound, after which the error is
+// event.Leaked. It is idempotent.
 func (s *Stream) Close() error {
 	if s == nil {
 		return nil
@@ -255,25 +277,31 @@ func (s *Stream) Close() error {
 				p.est.Forget(s.name)
 			}
 		}
-		// Under mu, and only while the stream is on the device's list, the page
-		// still exists: Device.Close empties the list first.
-		d.mu.Lock()
-		_, mine := d.streams[s]
-		idle := mine && s.idle()
-		if idle {
-			delete(d.streams, s)
-			d.retiring.Add(1)
-		}
-		d.mu.Unlock()
-		switch {
-		case idle:
-			err = s.retire(true)
-			d.retiring.Done()
+		switch mine, gone := s.retireIfIdle(); {
+		case gone != nil:
+			err = within(d.opt.closeBound, gone, s.name, one)
 		case mine:
 			d.health.adopt(s)
 		}
 	})
 	return err
+}
+
+// retireIfIdle has a closed stream that is the device's, and with nothing under way,
+// destroyed; gone gets the driver's answer.
+func (s *Stream) retireIfIdle() (mine bool, gone chan error) {
+	// Under mu, and only while the stream is on the device's list, the page still
+	// exists: Device.Close empties the list first.
+	d := s.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, mine = d.streams[s]; !mine || !s.idle() {
+		return mine, nil
+	}
+	delete(d.streams, s)
+	gone = make(chan error, 1)
+	d.chores.add(func() { gone <- s.retire(true) })
+	return true, gone
 }
 
 // idle reports whether everything marked has been reached. The caller makes sure
