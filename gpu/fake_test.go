@@ -21,8 +21,8 @@ type fake struct {
 	fail  map[string]error         // by step
 	block map[string]chan struct{} // steps that do not return until the channel is closed
 	refs  int
-	live map[uintptr]*line.Mapping
-	mem  map[driver.Mem][]byte
+	live  map[uintptr]*line.Mapping
+	mem   map[driver.Mem][]byte
 
 	caps    driver.Caps
 	manual  bool          // stores wait for land

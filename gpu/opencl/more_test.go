@@ -3,6 +3,7 @@ package opencl_test
 import (
 	"errors"
 	"io"
+	"math/bits"
 	"os"
 	"runtime"
 	"strings"
@@ -149,8 +150,10 @@ func TestMemory(t *testing.T) {
 		_, err = d.AllocHost(n)
 		wantCode(t, "AllocHost", err, event.InvalidArgument)
 	}
-	_, err := d.Alloc(1 << 50)
-	wantCode(t, "more memory than there is", err, event.Backend)
+	if huge := uint64(1) << 50; bits.UintSize == 64 {
+		_, err := d.Alloc(int(huge))
+		wantCode(t, "more memory than there is", err, event.Backend)
+	}
 
 	host, err := d.AllocHost(100)
 	must(t, err)
