@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuline/gpuline/event"
 	"github.com/gpuline/gpuline/gpu/driver"
+	"github.com/gpuline/gpuline/gpu/soft"
 	"github.com/gpuline/gpuline/poller"
 )
 
@@ -149,6 +150,131 @@ func TestBadInput(t *testing.T) {
 		if _, err := Open(ctx, o); err == nil {
 			t.Error("a bad option was accepted")
 		}
+	}
+}
+
+// A nil receiver, such as what came with an error that was not looked at, is an
+// error or a zero value, and never a crash.
+func TestNilReceivers(t *testing.T) {
+	var (
+		d   *Device
+		s   *Stream
+		p   *PinnedBuffer
+		m   *MappedLine
+		sd  *soft.Device
+		ss  *soft.Stream
+		g   *soft.Graph
+		ctx = context.Background()
+	)
+	second := func(_ any, err error) error { return err }
+	for name, f := range map[string]func() error{
+		"Device.Err":            d.Err,
+		"Device.NewStream":      func() error { return second(d.NewStream()) },
+		"Device.Adopt":          func() error { return second(d.Adopt(1)) },
+		"Device.Alloc":          func() error { return second(d.Alloc(1)) },
+		"Device.Free":           func() error { return d.Free(1) },
+		"Device.AllocPinned":    func() error { return second(d.AllocPinned(1)) },
+		"Stream.Err":            s.Err,
+		"Stream.Mark":           func() error { return second(s.Mark()) },
+		"Stream.Wait":           func() error { return s.Wait(ctx, 1) },
+		"Stream.Notify":         func() error { return second(s.Notify(nil, 1)) },
+		"Stream.Descriptor":     func() error { return second(s.Descriptor(1)) },
+		"Stream.Retain":         func() error { return s.Retain(1, nil) },
+		"Stream.Fill":           func() error { return s.Fill(0, 0, 1) },
+		"Stream.CopyToDevice":   func() error { return second(s.CopyToDevice(0, []byte{1})) },
+		"Stream.CopyToHost":     func() error { return second(s.CopyToHost([]byte{1}, 0)) },
+		"Port.Query":            func() error { return second(s.Port().Query()) },
+		"Port.Block":            func() error { return s.Port().Block() },
+		"Port.Poll":             func() error { return s.Port().Poll() },
+		"Port.Arm":              func() error { return s.Port().Arm() },
+		"MappedLine.Store":      func() error { return m.Store(nil, 0, 1) },
+		"MapLine":               func() error { return second(MapLine(nil)) },
+		"WaitAny":               func() error { return second(WaitAny(ctx, Point{})) },
+		"WaitAll":               func() error { return WaitAll(ctx, Point{}) },
+		"Using(nil)":            func() error { return second(Open(ctx, Using(nil))) },
+		"OpenDevice":            func() error { return second(OpenDevice(ctx, nil)) },
+		"soft.Device.Err":       sd.Err,
+		"soft.Device.Status":    sd.Status,
+		"soft.Device.NewStream": func() error { return second(sd.NewStream()) },
+		"soft.Stream.Work":      func() error { return ss.Work(1) },
+		"soft.Stream.Run":       func() error { return ss.Run(func() error { return nil }) },
+		"soft.Stream.HostFunc":  func() error { return ss.HostFunc(func() {}) },
+		"soft.Stream.Gate":      func() error { return second(ss.Gate()) },
+		"soft.Stream.Fail":      func() error { return ss.Fail(nil) },
+		"soft.Stream.Query":     func() error { return second(ss.Query()) },
+		"soft.Stream.Sync":      ss.Sync,
+		"soft.Stream.SyncSpin":  ss.SyncSpin,
+		"soft.Stream.Begin":     ss.BeginCapture,
+		"soft.Stream.End":       func() error { return second(ss.EndCapture()) },
+		"soft.Stream.Capturing": func() error { return second(ss.Capturing()) },
+		"soft.Graph.Launch":     func() error { return g.Launch(ss) },
+	} {
+		if err := f(); !errors.Is(err, event.InvalidArgument) {
+			t.Errorf("%s: %v, want %v", name, err, event.InvalidArgument)
+		}
+	}
+	for name, err := range map[string]error{
+		"Device": d.Close(), "Stream": s.Close(), "PinnedBuffer": p.Close(), "MappedLine": m.Close(), "MappedLine.Leak": m.Leak(nil),
+		"soft.Device": sd.Close(), "soft.Stream": ss.Close(),
+	} {
+		if err != nil {
+			t.Errorf("%s: close of nil: %v", name, err)
+		}
+	}
+	<-d.Failed()
+	<-Done(s, 1)
+	sd.Lose("")
+	sd.BlockQueries()
+	sd.UnblockQueries()
+	ss.DropStores(1)
+	ss.DelayStores(1)
+	ss.HoldStores()
+	ss.ReleaseStores()
+	if d.Info() != (driver.Info{}) || d.Caps() != (driver.Caps{}) || d.Driver() != nil || d.Warnings() != nil || d.Label() == "" ||
+		d.Stats() != (Stats{}) || d.Var().String() == "" {
+		t.Error("Device")
+	}
+	if s.Device() != nil || s.Driver() != nil || s.Handle() != 0 || s.Marked() != 0 || s.Reached(1) || s.Predict() != 0 || s.String() == "" || s.Port().Park(1) {
+		t.Error("Stream")
+	}
+	if p.Bytes() != nil || m.Lines() != nil || m.Words() != 0 {
+		t.Error("memory")
+	}
+	if sd.Engine() != "" || sd.Info() != (driver.Info{}) || sd.Counters() != (soft.Counters{}) || sd.Bytes(0, 0) != nil || ss.Handle() != 0 || ss.StoreTime(1) != 0 {
+		t.Error("soft")
+	}
+	if _, ok := soft.Of(s); ok {
+		t.Error("soft.Of(nil)")
+	}
+	if _, ok := soft.DeviceOf(d); ok {
+		t.Error("soft.DeviceOf(nil)")
+	}
+}
+
+// The names given to Devices count, whatever the environment says about Open.
+func TestDevicesListsWhatWasAskedFor(t *testing.T) {
+	t.Setenv(EnvDriver, "cuba")
+	for _, names := range [][]string{{"soft"}, {"metal", "soft"}, {}} {
+		found, err := Devices(names...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range found {
+			got = append(got, f.Driver)
+		}
+		if len(names) == 0 {
+			names = []string{"cuda", "hip", "metal", "opencl", "soft"}
+		}
+		if !slices.Equal(got, names) {
+			t.Errorf("got %v, want %v", got, names)
+		}
+	}
+	if _, err := Devices("cuba"); !errors.Is(err, event.InvalidArgument) {
+		t.Error(err)
+	}
+	if _, err := Open(context.Background(), WithDriver("soft")); !errors.Is(err, event.InvalidArgument) {
+		t.Errorf("Open did not heed the environment: %v", err)
 	}
 }
 

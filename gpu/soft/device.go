@@ -33,7 +33,11 @@ const (
 // CloseBound is how long the last Release waits for functions that still run.
 const CloseBound = 5 * time.Second
 
-var errDeviceClosed = event.New(event.Closed, "soft device")
+var (
+	errDeviceClosed = event.New(event.Closed, "soft device")
+	errNilDevice    = event.New(event.InvalidArgument, "nil soft device", "DeviceOf was given something else")
+	errNilStream    = event.New(event.InvalidArgument, "nil soft stream", "Of was given something else")
+)
 
 // Device is one soft device. It implements driver.Device; its methods may be
 // called from many goroutines.
@@ -125,10 +129,20 @@ func (d *Device) name() string { return "soft:" + strconv.Itoa(d.info.Ordinal) }
 
 // Engine says what stores the words: "thread" or "process" and its number, or
 // "goroutine" and why.
-func (d *Device) Engine() string { return d.eng.String() }
+func (d *Device) Engine() string {
+	if d == nil {
+		return ""
+	}
+	return d.eng.String()
+}
 
 // Info implements driver.Device.
-func (d *Device) Info() driver.Info { return d.info }
+func (d *Device) Info() driver.Info {
+	if d == nil {
+		return driver.Info{}
+	}
+	return d.info
+}
 
 // Caps implements driver.Device. Words prove success unless Config.Unproven says
 // otherwise: once failing work has run, the store engine drops everything.
@@ -149,6 +163,9 @@ func (d *Device) Caps() driver.Caps {
 // Err returns the device's sticky fault, or nil. Unlike Status it is no call of
 // the driver: it does not block, and it goes on after Close.
 func (d *Device) Err() error {
+	if d == nil {
+		return errNilDevice
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.err()
@@ -169,6 +186,9 @@ func (d *Device) err() error {
 
 // Status implements driver.Device.
 func (d *Device) Status() error {
+	if d == nil {
+		return errNilDevice
+	}
 	d.queries.pass()
 	d.checkEngine()
 	d.mu.Lock()
@@ -195,6 +215,9 @@ func (d *Device) checkEngine() {
 // Lose makes the device fail at once, as when it falls off the bus: nothing lands
 // any more, and every call reports event.DeviceLost with status 999.
 func (d *Device) Lose(why string) {
+	if d == nil {
+		return
+	}
 	d.mu.Lock()
 	if !d.dead {
 		d.mem.ctl.keep.Store(0)
@@ -244,13 +267,24 @@ func (d *Device) wakeSyncs() {
 // BlockQueries makes the driver's calls that ask or wait for the device's state
 // block until UnblockQueries: Status, Settle, Stream.Query, Stream.Sync and
 // Event.Query.
-func (d *Device) BlockQueries() { d.queries.block() }
+func (d *Device) BlockQueries() {
+	if d != nil {
+		d.queries.block()
+	}
+}
 
 // UnblockQueries ends what BlockQueries began and lets the callers go.
-func (d *Device) UnblockQueries() { d.queries.unblock() }
+func (d *Device) UnblockQueries() {
+	if d != nil {
+		d.queries.unblock()
+	}
+}
 
 // Counters returns the device's counters.
 func (d *Device) Counters() Counters {
+	if d == nil {
+		return Counters{}
+	}
 	_, isGo := d.eng.(*goEngine)
 	c := Counters{Functions: d.functions.Load(), BlockedNow: d.queries.count(), EngineInAsm: !isGo}
 	for _, b := range *d.blocks.Load() {
@@ -337,6 +371,9 @@ func (d *Device) Release() error {
 // Close implements driver.Device: it drops the open device's reference; see
 // Release for the last one. It is idempotent.
 func (d *Device) Close() error {
+	if d == nil {
+		return nil
+	}
 	d.mu.Lock()
 	if d.closed {
 		d.mu.Unlock()

@@ -10,6 +10,9 @@ import (
 // DropStores makes the next n stores queued on the stream never land, although
 // the stream goes on; n < 0 means all, 0 ends it.
 func (s *Stream) DropStores(n int) {
+	if s == nil {
+		return
+	}
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()
 	s.q.drop = max(n, -1)
@@ -18,6 +21,9 @@ func (s *Stream) DropStores(n int) {
 // DelayStores makes stores queued from now on land d after their turn, while the
 // status says done at their turn. 0 ends it.
 func (s *Stream) DelayStores(d time.Duration) {
+	if s == nil {
+		return
+	}
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()
 	s.q.delay = d
@@ -26,6 +32,9 @@ func (s *Stream) DelayStores(d time.Duration) {
 // HoldStores keeps stores queued from now on back when their turn has come, until
 // ReleaseStores: so stores of several streams land in any order the caller likes.
 func (s *Stream) HoldStores() {
+	if s == nil {
+		return
+	}
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()
 	s.q.hold = true
@@ -33,6 +42,9 @@ func (s *Stream) HoldStores() {
 
 // ReleaseStores ends HoldStores and lets what it kept back land, in order.
 func (s *Stream) ReleaseStores() {
+	if s == nil {
+		return
+	}
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()
 	s.q.hold = false
@@ -49,6 +61,9 @@ type Graph struct {
 // BeginCapture puts the stream into capture mode: what is queued is recorded and
 // does not happen.
 func (s *Stream) BeginCapture() error {
+	if s == nil {
+		return errNilStream
+	}
 	if s.closed.Load() {
 		return errStreamClosed
 	}
@@ -68,6 +83,9 @@ func (s *Stream) BeginCapture() error {
 // EndCapture ends capture mode and returns what was recorded. A query or sync of
 // the stream during the capture has spoiled it: event.Backend with status 901.
 func (s *Stream) EndCapture() (*Graph, error) {
+	if s == nil {
+		return nil, errNilStream
+	}
 	if s.closed.Load() {
 		return nil, errStreamClosed
 	}
@@ -88,6 +106,9 @@ func (s *Stream) EndCapture() (*Graph, error) {
 // Launch queues on s what the capture recorded. It may be called many times; a
 // recorded store stores the same number each time.
 func (g *Graph) Launch(s *Stream) error {
+	if g == nil {
+		return event.New(event.InvalidArgument, "launch", "nil graph")
+	}
 	for _, it := range g.items {
 		if err := s.add(it); err != nil {
 			return err
@@ -98,6 +119,9 @@ func (g *Graph) Launch(s *Stream) error {
 
 // Capturing implements driver.Stream. A spoiled capture still counts.
 func (s *Stream) Capturing() (bool, error) {
+	if s == nil {
+		return false, errNilStream
+	}
 	if s.closed.Load() {
 		return false, errStreamClosed
 	}

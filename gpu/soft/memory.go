@@ -211,6 +211,9 @@ func (d *Device) Free(m driver.Mem) error { return d.release(uint64(m)-deviceOff
 // device; nil when they do not lie within one allocation. They must not be used
 // after Free.
 func (d *Device) Bytes(m driver.Mem, n int) []byte {
+	if d == nil {
+		return nil
+	}
 	addr := uint64(m) - deviceOffset
 	if n < 0 || d.find(addr, uint64(n), false) == nil {
 		return nil

@@ -26,6 +26,9 @@ var handles atomic.Uint64
 // NewStream implements driver.Device. A device has room for 4096 streams, fewer
 // when stores of some are late or held.
 func (d *Device) NewStream() (driver.Stream, error) {
+	if d == nil {
+		return nil, errNilDevice
+	}
 	if err := d.Err(); err != nil {
 		return nil, err
 	}
@@ -66,10 +69,18 @@ func (s *Stream) Device() driver.Device { return s.q.d }
 
 // Handle implements driver.Stream: a number that stands for the stream in this
 // process.
-func (s *Stream) Handle() uintptr { return s.q.handle }
+func (s *Stream) Handle() uintptr {
+	if s == nil {
+		return 0
+	}
+	return s.q.handle
+}
 
 // Close implements driver.Stream: queued work still runs. It is idempotent.
 func (s *Stream) Close() error {
+	if s == nil {
+		return nil
+	}
 	if s.closed.Swap(true) || s.adopted {
 		return nil
 	}
@@ -81,6 +92,9 @@ func (s *Stream) Close() error {
 }
 
 func (s *Stream) add(it item) error {
+	if s == nil {
+		return errNilStream
+	}
 	if s.closed.Load() {
 		return errStreamClosed
 	}
@@ -136,6 +150,9 @@ func (s *Stream) Gate() (open func(), err error) {
 // 700) when the stream has come to it. nil stands for an illegal address; an
 // *event.Error is the fault as it is.
 func (s *Stream) Fail(err error) error {
+	if s == nil {
+		return errNilStream
+	}
 	d := s.q.d
 	if err == nil {
 		err = errors.New("illegal address")
@@ -210,6 +227,9 @@ func (q *queue) keeper(e entry) func() error {
 // when the stream did not store the value, or stored another one since that is
 // the same modulo 512.
 func (s *Stream) StoreTime(value uint64) time.Duration {
+	if s == nil {
+		return 0
+	}
 	q := s.q
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -236,6 +256,9 @@ func Now() time.Duration { return event.RealClock{}.Now() }
 // Query implements driver.Stream. On a stream that is capturing it is an error
 // (status 900) and spoils the capture, as with CUDA.
 func (s *Stream) Query() (bool, error) {
+	if s == nil {
+		return false, errNilStream
+	}
 	q := s.q
 	q.d.queries.pass()
 	if s.closed.Load() {
@@ -267,6 +290,9 @@ func (s *Stream) Query() (bool, error) {
 // Sync implements driver.Stream: the calling thread blocks in the kernel, as it
 // would in a vendor's blocking wait.
 func (s *Stream) Sync() error {
+	if s == nil {
+		return errNilStream
+	}
 	q := s.q
 	q.d.queries.pass()
 	if s.closed.Load() || q.isClosed() {
