@@ -14,13 +14,44 @@ import (
 
 	"github.com/gpuline/gpuline/event"
 	"github.com/gpuline/gpuline/gpu"
+	"github.com/gpuline/gpuline/gpu/driver"
 	"github.com/gpuline/gpuline/gpu/soft"
 	"github.com/gpuline/gpuline/plan"
 	"github.com/gpuline/gpuline/poller"
 )
 
 // quick makes faults visible soon.
-var quick = gpu.WithHealth(2*time.Millisecond, 200*time.Millisecond, 30*time.Millisecond)
+var quick = gpu.WithHealth(quickTick, quickDeadline, quickGrace)
+
+const (
+	quickTick     = 2 * time.Millisecond
+	quickDeadline = 200 * time.Millisecond
+	quickGrace    = 30 * time.Millisecond
+	// faultBound and lostBound are what WithHealth documents for quick.
+	faultBound = quickTick + quickDeadline
+	lostBound  = 2*quickTick + quickDeadline + quickGrace
+	// margin is what a busy machine may add to a bound.
+	margin = 5 * time.Second
+)
+
+// inTime returns what comes from c, which must come within the bound and a margin.
+func inTime[T any](t testing.TB, what string, bound time.Duration, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(bound + margin):
+		t.Fatalf("%s did not end within %v and a margin of %v", what, bound, margin)
+	}
+	return v
+}
+
+// closeInTime closes d and makes sure that it takes no longer than the bound.
+func closeInTime(t testing.TB, d *gpu.Device, bound time.Duration) error {
+	t.Helper()
+	c := make(chan error, 1)
+	go func() { c <- d.Close() }()
+	return inTime(t, "Close", bound, c)
+}
 
 func openSoft(t testing.TB, cfg soft.Config, opts ...gpu.Option) *gpu.Device {
 	t.Helper()
@@ -68,6 +99,7 @@ func TestSoftFaults(t *testing.T) {
 		fault func(t *testing.T, d *gpu.Device, ss *soft.Stream) // before the marks
 		after func(t *testing.T, d *gpu.Device, ss *soft.Stream) // with waits pending
 		code  event.Code
+		bound time.Duration // faultBound by default
 	}{
 		{name: "failing work", after: func(t *testing.T, d *gpu.Device, ss *soft.Stream) {},
 			fault: func(t *testing.T, d *gpu.Device, ss *soft.Stream) {
@@ -84,7 +116,7 @@ func TestSoftFaults(t *testing.T) {
 				sd, _ := soft.DeviceOf(d)
 				sd.Lose("fell off the bus")
 			}, code: event.DeviceLost},
-		{name: "store never lands", fault: func(t *testing.T, d *gpu.Device, ss *soft.Stream) { ss.DropStores(-1) }, code: event.StoreLost},
+		{name: "store never lands", fault: func(t *testing.T, d *gpu.Device, ss *soft.Stream) { ss.DropStores(-1) }, code: event.StoreLost, bound: lostBound},
 		{name: "status query blocks", fault: func(t *testing.T, d *gpu.Device, ss *soft.Stream) { must(t, ss.Work(time.Hour)) },
 			after: func(t *testing.T, d *gpu.Device, ss *soft.Stream) {
 				sd, _ := soft.DeviceOf(d)
@@ -126,11 +158,12 @@ func TestSoftFaults(t *testing.T) {
 				c.after(t, d, ss)
 			}
 			for range cap(errs) {
-				if err := <-errs; !errors.Is(err, c.code) {
+				if err := inTime(t, "a wait", max(c.bound, faultBound), errs); !errors.Is(err, c.code) {
 					t.Errorf("pending wait: %v, want %v", err, c.code)
 				}
 			}
-			if err := s.Wait(context.Background(), seq); !errors.Is(err, c.code) {
+			go func() { errs <- s.Wait(context.Background(), seq) }()
+			if err := inTime(t, "a later wait", 0, errs); !errors.Is(err, c.code) {
 				t.Errorf("later wait: %v", err)
 			}
 			if _, err := idle.Mark(); !errors.Is(err, c.code) {
@@ -139,12 +172,8 @@ func TestSoftFaults(t *testing.T) {
 			if err := neighbour.Wait(context.Background(), markOn(t, neighbour)); err != nil {
 				t.Errorf("the neighbour: %v", err)
 			}
-			start := time.Now()
-			if err := d.Close(); err != nil && !errors.Is(err, event.Leaked) {
+			if err := closeInTime(t, d, time.Second); err != nil && !errors.Is(err, event.Leaked) {
 				t.Errorf("close: %v", err)
-			}
-			if d := time.Since(start); d > gpu.CloseBound+5*time.Second {
-				t.Errorf("close took %v", d)
 			}
 		})
 	}
@@ -161,12 +190,12 @@ func TestFaultsUnderOtherPlans(t *testing.T) {
 			sd, _ := soft.DeviceOf(d)
 			must(t, ss.Work(time.Hour))
 			seq := markOn(t, s)
-			errs := make(chan error)
+			errs := make(chan error, 1)
 			go func() { errs <- s.Wait(context.Background(), seq) }()
 			time.AfterFunc(5*time.Millisecond, sd.BlockQueries)
 			defer sd.Lose("the test is over")
 			defer sd.UnblockQueries()
-			if err := <-errs; !errors.Is(err, event.DeviceLost) {
+			if err := inTime(t, "the wait", faultBound, errs); !errors.Is(err, event.DeviceLost) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -264,7 +293,9 @@ func TestCloseInEveryState(t *testing.T) {
 					}
 				})
 			}
-			wg.Wait()
+			closed := make(chan struct{})
+			go func() { wg.Wait(); close(closed) }()
+			inTime(t, "Close", gpu.CloseBound, closed)
 			must(t, d.Close())
 			if c := sd.Counters(); c.Retained != 0 || c.HostPages != 0 {
 				t.Errorf("left: %+v", c)
@@ -274,6 +305,81 @@ func TestCloseInEveryState(t *testing.T) {
 			}
 			if n := count("fd"); n > fds+1 { // the netpoller's own, at first use
 				t.Errorf("%d descriptors, %d before", n, fds)
+			}
+		})
+	}
+}
+
+// testedDriver tells when a stream is made, as the self-test does, and can hang then.
+type testedDriver struct {
+	driver.Driver
+	made chan struct{}
+	hang chan struct{}
+}
+
+type testedDevice struct {
+	driver.Device
+	drv *testedDriver
+}
+
+type testedStream struct {
+	driver.Stream
+	d *testedDevice
+}
+
+func (x *testedDriver) Open(ordinal int) (driver.Device, error) {
+	d, err := x.Driver.Open(ordinal)
+	return &testedDevice{d, x}, err
+}
+
+func (x *testedDevice) NewStream() (driver.Stream, error) {
+	close(x.drv.made)
+	if x.drv.hang != nil {
+		<-x.drv.hang
+	}
+	s, err := x.Device.NewStream()
+	return &testedStream{s, x}, err
+}
+
+func (x *testedStream) Device() driver.Device { return x.d }
+
+// Close in the state in which there is no Device yet: the context ends an Open in its
+// self-test, and a device that is open closes meanwhile.
+func TestCloseWhileASelfTestRuns(t *testing.T) {
+	for name, hang := range map[string]chan struct{}{"no store comes": nil, "the driver hangs": make(chan struct{})} {
+		t.Run(name, func(t *testing.T) {
+			const bound = 50 * time.Millisecond
+			before := gpu.Leaks()
+			d := openSoft(t, soft.Config{})
+			s, ss := newStream(t, d)
+			pend(t, s, ss, 20*time.Millisecond, 0)
+			drv := &testedDriver{Driver: soft.New(soft.Config{Lie: soft.LieNever}), made: make(chan struct{}), hang: hang}
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			opened := make(chan error, 1)
+			go func() {
+				_, err := gpu.Open(ctx, gpu.Using(drv), gpu.WithSelfTest(time.Hour), gpu.WithCloseBound(bound))
+				opened <- err
+			}()
+			inTime(t, "the start of the self-test", 0, drv.made)
+			must(t, closeInTime(t, d, time.Second))
+			select {
+			case err := <-opened:
+				t.Fatalf("Open has ended: %v", err)
+			default:
+			}
+			cancel()
+			err := inTime(t, "Open", bound, opened)
+			if !errors.Is(err, event.SelfTestFailed) || !errors.Is(err, context.Canceled) || errors.Is(err, event.Leaked) != (hang != nil) {
+				t.Errorf("open: %v", err)
+			}
+			if hang != nil {
+				close(hang)
+			}
+			for end := time.Now().Add(margin); gpu.Leaks() != before; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("%d leaks, %d before", gpu.Leaks(), before)
+				}
 			}
 		})
 	}

@@ -410,8 +410,24 @@ func TestFaults(t *testing.T) {
 			f.set(func() { c.setup(f) })
 			fa.land(-1)
 			fb.land(-1)
-			<-done
-			for _, err := range []error{a.Err(), <-waited, <-any, d.Err(), b.Err(), b.Wait(context.Background(), seqB)} {
+			// openFake: tick 2 ms, deadline 100 ms, grace 20 ms.
+			bound := 2*2*time.Millisecond + 100*time.Millisecond + 20*time.Millisecond
+			if c.code != event.StoreLost {
+				bound = 2*time.Millisecond + 100*time.Millisecond
+			}
+			late := time.After(bound + 5*time.Second) // on a busy machine
+			get := func(c <-chan error) error {
+				select {
+				case err := <-c:
+					return err
+				case <-late:
+					t.Fatalf("a wait did not end within %v and a margin", bound)
+					return nil
+				}
+			}
+			ended := make(chan error, 1)
+			go func() { <-done; ended <- a.Err() }()
+			for _, err := range []error{get(ended), get(waited), get(any), d.Err(), b.Err(), b.Wait(context.Background(), seqB)} {
 				if !errors.Is(err, c.code) {
 					t.Errorf("got %v, want %v", err, c.code)
 				}
