@@ -14,7 +14,10 @@ import (
 func TestOneProcessor(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	for _, text := range []string{"poll", "flag:park_us=100,backstop_us=1000"} {
-		for name, wait := range map[string]func(*gpu.Stream, uint64){"Wait": waitWait, "Done": waitDone} {
+		for name, wait := range map[string]func(*gpu.Stream, uint64){
+			"Wait": func(s *gpu.Stream, seq uint64) { must(t, s.Wait(t.Context(), seq)) },
+			"Done": func(s *gpu.Stream, seq uint64) { <-gpu.Done(s, seq) },
+		} {
 			d := openSoft(t, soft.Config{}, gpu.WithPlan(text))
 			s, ss := newStream(t, d)
 			must(t, ss.Work(50*time.Millisecond))

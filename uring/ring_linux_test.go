@@ -601,7 +601,8 @@ func TestBadArguments(t *testing.T) {
 		}
 	}
 	r := testRing(t, RingConfig{})
-	for _, fd := range []int{-2, 1 << 31} {
+	beyond := uint(1) << 31 // negative where an int has 32 bits
+	for _, fd := range []int{-2, int(beyond)} {
 		if _, err := r.Poll(1, fd, 1, false); !errors.Is(err, event.InvalidArgument) {
 			t.Errorf("fd %d: %v", fd, err)
 		}
