@@ -56,7 +56,7 @@ func install(t *testing.T, rules []Rule) {
 		jumpEq            = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
 		ret               = unix.BPF_RET | unix.BPF_K
 	)
-	native := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
+	native := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64, "386": unix.AUDIT_ARCH_I386, "arm": unix.AUDIT_ARCH_ARM}[runtime.GOARCH]
 	prog := []unix.SockFilter{
 		{Code: load, K: arch},
 		{Code: jumpEq, K: native, Jt: 1},
