@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -55,7 +56,7 @@ func wantFreed(t testing.TB, f *fake, leaked uint64) {
 }
 
 func TestMarkRacesWithClose(t *testing.T) {
-	for range 200 {
+	for range 50 {
 		f := newFake()
 		f.caps.StreamStore = false
 		d := openFake(t, f)
@@ -68,6 +69,7 @@ func TestMarkRacesWithClose(t *testing.T) {
 				_, err := s.Mark()
 				going.Done()
 				for err == nil {
+					runtime.Gosched()
 					_, err = s.Mark()
 				}
 				if !errors.Is(err, event.Closed) {
