@@ -56,7 +56,7 @@ func wantFreed(t testing.TB, f *fake, leaked uint64) {
 }
 
 func TestMarkRacesWithClose(t *testing.T) {
-	for range 50 {
+	for range 1000 {
 		f := newFake()
 		f.caps.StreamStore = false
 		d := openFake(t, f)
