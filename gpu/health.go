@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpuline/gpuline/event"
@@ -19,6 +20,8 @@ type health struct {
 	quit  chan struct{}
 	start sync.Once
 	wg    sync.WaitGroup
+
+	queries atomic.Uint64
 
 	mu      sync.Mutex
 	zombies []*Stream // closed with work under way
@@ -143,6 +146,7 @@ func (h *health) tick() {
 // are capturing are left alone: a query would spoil the capture (pytorch pull
 // request 104487).
 func (h *health) round() error {
+	h.queries.Add(1)
 	if err := h.d.dev.Status(); err != nil {
 		return err
 	}
@@ -169,6 +173,7 @@ func (h *health) examine(s *Stream) error {
 		}
 	}
 	marked := s.marked.Load()
+	h.queries.Add(1)
 	done, err := s.ds.Query()
 	if err != nil {
 		return err

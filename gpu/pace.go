@@ -123,6 +123,9 @@ type Prediction struct {
 // Predictions returns what the estimator has learned, stream by stream, for
 // each band with a prediction.
 func (d *Device) Predictions() []Prediction {
+	if d == nil {
+		return nil
+	}
 	var out []Prediction
 	for i := range d.paces {
 		if d.paces[i].est == nil {

@@ -2,8 +2,10 @@ package gpu
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 
+	"github.com/gpuline/gpuline/event"
 	"github.com/gpuline/gpuline/poller"
 )
 
@@ -15,6 +17,10 @@ type Stats struct {
 	Confirms uint64 // status queries made before a success was reported
 	Blocked  uint64 // waits spent in the vendor's blocking wait
 	Queries  uint64 // event queries of the status poller
+	Backstop uint64 // status queries of the health tick, of the device and of streams
+	// Fallbacks is how often something else was chosen at open than was asked for:
+	// the warnings that say so.
+	Fallbacks int
 	Retained int    // buffers that device work may still use
 }
 
@@ -29,6 +35,12 @@ func (d *Device) Stats() Stats {
 	}
 	if d.status != nil {
 		st.Queries = d.status.queries.Load()
+	}
+	st.Backstop = d.health.queries.Load()
+	for _, w := range d.warns {
+		if errors.Is(w, event.ParkFallback) || errors.Is(w, event.SelfTestFailed) || errors.Is(w, event.DriverPassedOver) {
+			st.Fallbacks++
+		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
