@@ -21,7 +21,7 @@ type Stats struct {
 	// Fallbacks is how often something else was chosen at open than was asked for:
 	// the warnings that say so.
 	Fallbacks int
-	Retained int    // buffers that device work may still use
+	Retained  int // buffers that device work may still use
 }
 
 // Stats returns the counters. Each is exact; together they are not a snapshot
