@@ -29,6 +29,15 @@ type Waker interface {
 	Wake()
 }
 
+// Looker is an Idle that tells how long a word that it found changed had been known
+// not to be. Without it a completion counts as having come when the park ended, which
+// is too late by up to a nap for one that naps.
+type Looker interface {
+	// Looked returns when, in the last Park, all words were last seen unchanged; what
+	// it returns after a Park that saw none so is not used when it is before since.
+	Looked() time.Duration
+}
+
 // Watch is a line waited for, with its words as the executor last saw them. A
 // store that landed since then makes a word differ, so that a park that compares
 // before it waits misses none.

@@ -477,3 +477,28 @@ func TestWaitStreamFails(t *testing.T) {
 		return nil
 	})
 }
+
+// nappingIdle says when its parks last saw the words unchanged.
+type nappingIdle struct {
+	fill.Idle
+	looked time.Duration
+}
+
+func (i nappingIdle) Looked() time.Duration { return i.looked }
+
+// Of a wait whose end a nap found only the part up to the look before the nap
+// counts; a look from before the wait says nothing.
+func TestNapsDoNotLengthenPredictions(t *testing.T) {
+	for looked, want := range map[time.Duration]time.Duration{2500 * us: 1500 * us, 500 * us: 2 * ms} {
+		r := newRig(t, 1)
+		r.opt.Idle = nappingIdle{r.opt.Idle, looked}
+		p := newPoints(t).Point("p")
+		r.store(3*ms, 0, 0, 1)
+		r.mustRun(func(t *fill.Task) error {
+			t.Sleep(1 * ms)
+			t.AwaitPoint(p, r.at(0, 0, 1))
+			return nil
+		})
+		wantPoint(t, p, want, 1, 0)
+	}
+}

@@ -288,9 +288,15 @@ func (r *run) wake(t *Task) {
 
 // sight says how well the length of t's wait is known: exactly when a park on its
 // line ended with it, as an upper bound only when the first look after a sleep
-// found it done, and in between when nobody was looking for some time.
+// found it done, and in between when nobody was looking for some time. A park that
+// napped knows that it ended after the last look before the nap: that counts.
 func (r *run) sight(t *Task) sighting {
 	s := sighting{event.Exact, r.now - t.began}
+	if l, ok := r.idle.(Looker); ok && r.after == afterPark {
+		if seen := l.Looked(); seen > max(t.began, r.since) {
+			s.took = seen - t.began
+		}
+	}
 	cold := t.at[inLooks] >= 0
 	switch blind := r.now - max(t.line.looked, t.began); {
 	case r.after == afterSleep:

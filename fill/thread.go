@@ -17,6 +17,8 @@ const (
 	slice = 5 * time.Microsecond
 	// noSleep is what a kernel sleep costs at least: less is spent in a loop.
 	noSleep = 3 * time.Microsecond
+	// maxOversleep is the longest oversleep that counts: more is an accident.
+	maxOversleep = 100 * time.Microsecond
 )
 
 // threadIdle sleeps in the kernel and parks in stages: the processor's park
@@ -29,6 +31,11 @@ type threadIdle struct {
 	turn      int
 	rotate    bool // the park watches one line
 	lone      bool // only one P: let other goroutines have it before a nap
+	looked    time.Duration
+	// oversleep is how much later than asked a sleep ended of late, on average: a few
+	// microseconds on bare metal, tens of them where a virtual processor has to be
+	// woken. Sleeps are made that much shorter and the rest is spent in a loop.
+	oversleep time.Duration
 	woken     atomic.Bool
 	sleeper   sleeper
 }
@@ -67,14 +74,19 @@ func (i *threadIdle) Wake() {
 // SleepUntil implements Idle.
 func (i *threadIdle) SleepUntil(t time.Duration) {
 	for !i.woken.Load() {
-		left := t - i.clock.Now()
+		now := i.clock.Now()
+		left := t - now
 		switch {
 		case left <= 0:
 			return
-		case left < noSleep:
+		case left < noSleep+i.oversleep:
 			asm.Pause()
 		default:
+			left -= i.oversleep
 			i.kernel(left)
+			if over := i.clock.Now() - now - left; over >= 0 && !i.woken.Load() {
+				i.oversleep += (min(over, maxOversleep) - i.oversleep) / 8
+			}
 		}
 	}
 }
@@ -97,14 +109,28 @@ func (i *threadIdle) Park(lines []*Watch, since, until time.Duration) {
 		if i.woken.Load() || i.hold(lines, min(slice, end-now)) {
 			return
 		}
+		i.looked = now
 	}
 	for ; now < until; now = i.clock.Now() {
 		if i.woken.Load() || changed(lines) {
 			return
 		}
-		i.SleepUntil(min(now+i.napAfter(now-since), until))
+		i.looked = now
+		i.doze(min(i.napAfter(now-since), until-now))
 	}
 }
+
+// doze is a nap: unlike a sleep it may as well end late.
+func (i *threadIdle) doze(d time.Duration) {
+	if d < noSleep {
+		asm.Pause()
+		return
+	}
+	i.kernel(d)
+}
+
+// Looked implements Looker.
+func (i *threadIdle) Looked() time.Duration { return i.looked }
 
 // napAfter returns how long to nap when the wait has lasted for waited.
 func (i *threadIdle) napAfter(waited time.Duration) time.Duration {

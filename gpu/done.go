@@ -145,6 +145,7 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 			}
 			return err
 		}
+		s.watch.Resumed(h.wt)
 		slept, look = true, 0
 	}
 	if look == 0 && p.spin > 0 && maySpin() {

@@ -2,21 +2,21 @@ package plan
 
 import "time"
 
-// standard is the plan that Default resolves. The margin is about the 99th
-// percentile of what a kernel sleep with no timer slack overslept on a virtual
-// machine (57 us), since one late wake halves the prediction for a whole window; the
-// waiter makes up for the average of it. The spin outlasts the margin by far, so
-// that work which takes about as long as predicted ends while the word is watched.
+// standard is the plan that Default resolves. The waiter makes up for what its sleeps
+// oversleep on average, so that the margin has to cover the rest: on a virtual machine
+// the 99th percentile is 20 to 40 us above the average. One late wake halves the
+// prediction for a whole window. The spin outlasts the margin by far, so that work
+// which takes about as long as predicted ends while the word is watched.
 var standard = Plan{
 	kind: Park,
 	v: [params]time.Duration{
 		parkUS:     100 * time.Microsecond,
 		spinUS:     200 * time.Microsecond,
-		napUS:      100 * time.Microsecond,
+		napUS:      50 * time.Microsecond,
 		backstopUS: time.Millisecond,
 	},
 	pred: Prediction{
-		margin:   60 * time.Microsecond,
+		margin:   50 * time.Microsecond,
 		minSleep: 20 * time.Microsecond,
 		maxSleep: 50 * time.Millisecond,
 		window:   8,

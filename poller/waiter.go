@@ -107,10 +107,13 @@ type Waiter struct {
 	// sleeps are made that much shorter. Microseconds on bare metal, tens of them
 	// where a virtual processor has to be woken.
 	oversleep atomic.Int64
-	unpark    chan struct{}
-	done      chan struct{}
-	started   atomic.Bool
-	stop      atomic.Bool
+	// handover is by how much sooner a wait with Early set is to be handed back for
+	// its owner to run in time: it has to be woken as well.
+	handover atomic.Int64
+	unpark   chan struct{}
+	done     chan struct{}
+	started  atomic.Bool
+	stop     atomic.Bool
 
 	mu      sync.Mutex
 	closed  bool

@@ -192,7 +192,11 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 	now := nanotime()
 	lookAt := now
 	if wt.Look > 0 {
-		lookAt = satAdd(now, max(0, wt.Look-time.Duration(x.w.oversleep.Load())))
+		lead := &x.w.oversleep
+		if wt.Early {
+			lead = &x.w.handover
+		}
+		lookAt = satAdd(now, max(0, wt.Look-time.Duration(lead.Load())))
 	}
 	wt.target, wt.addedAt, wt.lookAt, wt.Late = target, now, lookAt, false
 	perturb()
@@ -250,6 +254,14 @@ func (x *Watch) take(wt *Wait) {
 	if changes {
 		x.refresh()
 	}
+}
+
+// Resumed tells that the owner of wt, which ended with ErrLook, runs again. What it
+// is late by, on average, later waits with Early set are handed back the sooner.
+func (x *Watch) Resumed(wt *Wait) {
+	late := nanotime() - satAdd(wt.addedAt, wt.Look)
+	old := x.w.handover.Load()
+	x.w.handover.Store(max(0, old+min(late, int64(maxOversleep))/8))
 }
 
 // refresh publishes the earliest wait, and when to look; x.mu is held. Taking
