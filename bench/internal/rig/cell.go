@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -184,7 +185,7 @@ func runCell(j Job) (Answer, error) {
 	r := &run{job: j}
 	r.ctx, r.stop = context.WithCancel(context.Background())
 	defer r.stop()
-	r.plan = PlanText(m.Predicts)
+	r.plan = cmp.Or(m.plan, PlanText(m.Predicts))
 	if m.Ours {
 		r.plant = j.Plant
 	}

@@ -27,6 +27,16 @@ func PlanText(predict bool) string {
 	return text
 }
 
+// Steady returns the text of a plan for work that always takes as long: it trusts the
+// last two waits and wakes shortly before.
+func Steady() string {
+	p, err := plan.Parse("park:park_us=100,spin_us=100,nap_us=50,backstop_us=1000+predict:margin_us=30,min_sleep_us=20,max_sleep_us=50000,window=2")
+	if err != nil {
+		panic(err)
+	}
+	return p.Resolve(gpu.PlanCaps(true, "")).Running.String()
+}
+
 // openDevice opens the driver's device. The soft device's store engine is
 // a process of its own, so that its CPU time is not charged to the program.
 func openDevice(name, planText string) (*gpu.Device, error) {

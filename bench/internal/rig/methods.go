@@ -23,9 +23,11 @@ type Method struct {
 	Ours bool
 	// Predicts says whether it sleeps to a predicted completion first.
 	Predicts bool
-	skip     func(driver string, c result.Cell) string
-	start    func(r *run) error
-	sched    uintptr // how a CUDA context is to wait in blocking calls, 0 for its default
+	// plan is what it asks for instead of the default plan.
+	plan  string
+	skip  func(driver string, c result.Cell) string
+	start func(r *run) error
+	sched uintptr // how a CUDA context is to wait in blocking calls, 0 for its default
 }
 
 // Skip returns why the method makes no sense in a cell, "" when it does.
@@ -385,6 +387,18 @@ func ours() []*Method {
 			return ""
 		}
 		ms = append(ms, &plain, &predict)
+		if m.Name == "wait" {
+			steady := predict
+			steady.Name, steady.plan = "wait+steady", Steady()
+			steady.What = "Stream.Wait, with a plan for work that always takes as long: " + steady.plan
+			steady.skip = func(driver string, c result.Cell) string {
+				if c.Work == "mixed" {
+					return "for work of one length"
+				}
+				return predict.skip(driver, c)
+			}
+			ms = append(ms, &steady)
+		}
 	}
 	return ms
 }
