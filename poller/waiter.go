@@ -25,7 +25,7 @@ type Config struct {
 	// means not at all.
 	Spin time.Duration
 	// Nap is the length of the naps in the kernel between two looks once Spin is
-	// over. In a long wait they grow to a sixteenth of the time napped so far, at
+	// over. In a long wait they grow to an eighth of the time napped so far, at
 	// most 1 ms. Default 200 us; shorter than 1 us counts as 1 us.
 	Nap time.Duration
 	// Park makes the waiter spend Spin in the processor's park instruction, in
@@ -465,7 +465,7 @@ func (w *Waiter) scan(now int64, collect bool) (s sight) {
 			if now < x.spinUntil {
 				s.hots++
 				s.hot = x
-			} else if nap := satAdd(now, max(w.cfg.Nap, min(time.Duration(now-x.spinUntil)/16, longestNap))); nap < s.next {
+			} else if nap := satAdd(now, max(w.cfg.Nap, min(time.Duration(now-x.spinUntil)/8, longestNap))); nap < s.next {
 				s.next, s.naps = nap, true
 			}
 		}

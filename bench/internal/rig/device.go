@@ -37,6 +37,10 @@ func Steady() string {
 	return p.Resolve(gpu.PlanCaps(true, "")).Running.String()
 }
 
+// frugalPlan is for programs that have better things to do with the processor: it
+// wakes a thousand times a second, less often in long waits, and never spins.
+const frugalPlan = "staged:spin_us=0,nap_us=1000,backstop_us=1000+predict:margin_us=20,min_sleep_us=20,max_sleep_us=50000,window=4"
+
 // openDevice opens the driver's device. The soft device's store engine is
 // a process of its own, so that its CPU time is not charged to the program.
 func openDevice(name, planText string) (*gpu.Device, error) {
