@@ -317,12 +317,63 @@ type Point struct {
 	Seq    uint64
 }
 
-// WaitAll waits until every point is reached. It returns the first error met;
-// see Stream.Wait for the errors. No points is no wait.
+// WaitAll waits until every point is reached. It returns the first error met, at
+// once when a device fails, whichever of the points it was for; see Stream.Wait for
+// the errors. No points is no wait.
 func WaitAll(ctx context.Context, points ...Point) error {
+	for _, p := range points {
+		if err := p.Stream.check(p.Seq); err != nil {
+			return err
+		}
+	}
+	for _, p := range points {
+		if p.Stream.d != points[0].Stream.d {
+			return waitEach(ctx, points)
+		}
+	}
+	// On one device the wait for any point ends when the device fails.
 	for _, p := range points {
 		if err := p.Stream.Wait(ctx, p.Seq); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// waitEach is WaitAll for points of several devices: all are registered at once, so
+// that every device is looked after.
+func waitEach(ctx context.Context, points []Point) error {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	c := make(anySink, len(points))
+	waits := make([]poller.Wait, len(points))
+	defer func() {
+		for i := range waits {
+			waits[i].Cancel()
+		}
+	}()
+	left := 0
+	for i, p := range points {
+		wt := &waits[i]
+		wt.Sink, wt.User = c, uint64(i)
+		wt.Look = p.Stream.d.pace().look(p.Stream)
+		ok, err := p.Stream.Notify(wt, p.Seq)
+		if err != nil {
+			return err
+		}
+		if ok {
+			left++
+		}
+	}
+	for ; left > 0; left-- {
+		select {
+		case d := <-c:
+			if d.err != nil {
+				return d.err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 	return nil

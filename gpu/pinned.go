@@ -32,7 +32,7 @@ var Pinned PinnedRegistry
 // Register records the n bytes at base as page-locked. A null base or n <= 0 is
 // ignored; registering the same base again updates the length.
 func (r *PinnedRegistry) Register(base uintptr, n int) {
-	if base == 0 || n <= 0 {
+	if r == nil || base == 0 || n <= 0 {
 		return
 	}
 	r.mu.Lock()
@@ -50,6 +50,9 @@ func (r *PinnedRegistry) Register(base uintptr, n int) {
 // Unregister forgets the range at base, so that memory that gets the same
 // address later is not taken for page-locked. It reports whether there was one.
 func (r *PinnedRegistry) Unregister(base uintptr) bool {
+	if r == nil {
+		return false
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i := r.search(base)
@@ -63,7 +66,7 @@ func (r *PinnedRegistry) Unregister(base uintptr) bool {
 // Contains reports whether b lies inside one registered range as a whole. An
 // empty slice does not; a slice that sticks out on either side does not.
 func (r *PinnedRegistry) Contains(b []byte) bool {
-	if len(b) == 0 {
+	if r == nil || len(b) == 0 {
 		return false
 	}
 	p := uintptr(unsafe.Pointer(&b[0]))
@@ -85,6 +88,9 @@ func (r *PinnedRegistry) Contains(b []byte) bool {
 
 // Live returns the number of registered ranges.
 func (r *PinnedRegistry) Live() int {
+	if r == nil {
+		return 0
+	}
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return len(r.ranges)

@@ -206,13 +206,26 @@ func mapRing(fd int, p *params) (*Ring, error) {
 	return r, nil
 }
 
+// gone reports whether the Ring was closed, or is nil or not made by NewRing.
+func (r *Ring) gone() bool { return r == nil || r.closed || r.sqes == nil }
+
 // Fd returns the ring's descriptor, to which other rings and a Host can send
-// messages. It belongs to the Ring.
-func (r *Ring) Fd() int { return r.fd }
+// messages, -1 where there is none. It belongs to the Ring.
+func (r *Ring) Fd() int {
+	if r == nil || r.sqes == nil {
+		return -1
+	}
+	return r.fd
+}
 
 // InFlight returns the number of requests that have been queued and have not
 // completed for good.
-func (r *Ring) InFlight() int { return r.live }
+func (r *Ring) InFlight() int {
+	if r == nil {
+		return 0
+	}
+	return r.live
+}
 
 func ringError(op string, e syscall.Errno) error {
 	return event.New(event.Backend, op, strconv.Itoa(int(e))).WithStatus(int64(e)).Wrap(e)
@@ -221,7 +234,7 @@ func ringError(op string, e syscall.Errno) error {
 // next returns a zeroed entry of the submission queue and its slot. A full queue
 // is submitted first.
 func (r *Ring) next(user uint64, op uint8, fd int) (*sqe, *slot, Op, error) {
-	if r.closed {
+	if r.gone() {
 		return nil, nil, 0, event.New(event.Closed, "ring")
 	}
 	if fd < -1 || fd > 1<<31-1 {
@@ -317,7 +330,7 @@ func (r *Ring) Wait(d time.Duration) (bool, error) {
 // enter submits and, with wait set, blocks until a completion lies in the queue or
 // it is until, if that is not negative. EINTR shortens nothing.
 func (r *Ring) enter(wait bool, until time.Duration) error {
-	if r.closed {
+	if r.gone() {
 		return event.New(event.Closed, "ring")
 	}
 	for {
@@ -392,7 +405,7 @@ func (r *Ring) ready() bool {
 
 // Next takes the next completion, if there is one. It does not block.
 func (r *Ring) Next() (Completion, bool) {
-	if r.closed || !r.ready() {
+	if r.gone() || !r.ready() {
 		return Completion{}, false
 	}
 	raceAcquire()
@@ -429,7 +442,7 @@ func (r *Ring) slotOf(id uint64) (uint32, *slot) {
 // memory is leaked, with an event.Leaked error: the kernel may still write into it.
 // Close is idempotent.
 func (r *Ring) Close() error {
-	if r.closed {
+	if r.gone() {
 		return nil
 	}
 	r.drain(now() + closeWait)

@@ -609,6 +609,28 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
+// A Ring that NewRing did not make is a closed one; its zero descriptor is
+// somebody's standard input.
+func TestNoRing(t *testing.T) {
+	for name, r := range map[string]*Ring{"nil": nil, "zero": {}} {
+		if _, err := r.Nop(1); !errors.Is(err, event.Closed) {
+			t.Errorf("%s: Nop: %v", name, err)
+		}
+		if err := r.Submit(); !errors.Is(err, event.Closed) {
+			t.Errorf("%s: Submit: %v", name, err)
+		}
+		if ok, err := r.Wait(-1); ok || !errors.Is(err, event.Closed) {
+			t.Errorf("%s: Wait: %v, %v", name, ok, err)
+		}
+		if _, ok := r.Next(); ok || r.Fd() != -1 || r.InFlight() != 0 || r.Close() != nil {
+			t.Errorf("%s: not closed", name)
+		}
+	}
+	if err := unix.Fstat(0, &unix.Stat_t{}); err != nil {
+		t.Errorf("standard input: %v", err)
+	}
+}
+
 func BenchmarkNop(b *testing.B) {
 	r := testRing(b, RingConfig{})
 	b.ReportAllocs()
