@@ -351,7 +351,8 @@ func (w *Waiter) run() {
 			}
 		}
 		if s.work {
-			w.deliver(now)
+			// The scan may have been held up: what it saw, it saw before now.
+			w.deliver(nanotime())
 			// The woken goroutine is next on this thread's P: let it run here, at
 			// once. With nothing left to watch, parking does that for less than
 			// a yield, which would first start another thread for the waiter itself.
