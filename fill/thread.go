@@ -73,33 +73,42 @@ func (i *threadIdle) Wake() {
 
 // SleepUntil implements Idle.
 func (i *threadIdle) SleepUntil(t time.Duration) {
-	for !i.woken.Load() {
-		now := i.clock.Now()
-		left := t - now
+	for short := false; !i.woken.Load(); {
+		left := t - i.clock.Now()
 		switch {
 		case left <= 0:
 			return
 		case left < noSleep+i.oversleep:
+			if !short && left > noSleep {
+				// Not slept for its sake: what is not measured must not last.
+				i.oversleep -= i.oversleep / 16
+				if i.lone {
+					runtime.Gosched()
+				}
+			}
+			short = true
 			asm.Pause()
 		default:
+			short = true // the rest of a sleep is no reason to forget
 			left -= i.oversleep
-			i.kernel(left)
-			if over := i.clock.Now() - now - left; over >= 0 && !i.woken.Load() {
+			if over := i.kernel(left); over >= 0 && !i.woken.Load() {
 				i.oversleep += (min(over, maxOversleep) - i.oversleep) / 8
 			}
 		}
 	}
 }
 
-// kernel sleeps for left, or until Wake.
-func (i *threadIdle) kernel(left time.Duration) {
+// kernel sleeps for left, or until Wake, and returns by how much it overslept.
+func (i *threadIdle) kernel(left time.Duration) time.Duration {
 	if i.lone {
 		// The P stays with a thread in a system call until the runtime's monitor
 		// takes it away, which may need 10 ms: with only one P nothing else would
 		// run, perhaps not even the goroutine that the wait is for.
 		runtime.Gosched()
 	}
+	start := i.clock.Now()
 	i.sleeper.sleep(left)
+	return i.clock.Now() - start - left
 }
 
 // Park implements Idle.

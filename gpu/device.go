@@ -327,6 +327,7 @@ func (d *Device) attach(ds driver.Stream) (*Stream, error) {
 	wo := poller.WatchOptions{Name: s.name}
 	if d.byWord && !d.dev.Caps().WordProves {
 		wo.Confirm = s.confirm
+		s.confirms = true
 	}
 	if s.watch, err = d.waiter.Watch(s.word, wo); err != nil {
 		d.giveWord(page, i, true)
@@ -453,7 +454,9 @@ func (t *tearDown) run() error {
 	}
 	for _, b := range pinned {
 		b.once.Do(func() {
-			if freed := b.close(); freed != nil {
+			if settled != nil {
+				errs = append(errs, b.leak(settled))
+			} else if freed := b.close(); freed != nil {
 				errs = append(errs, <-freed)
 			}
 		})

@@ -272,6 +272,9 @@ func maySpin() bool { return waiting.Load() <= int32(max(1, runtime.GOMAXPROCS(0
 // word alone does not prove it. The query runs on the confirmer's goroutine: one
 // that blocks must not hold the caller beyond the health tick's bound.
 func (s *Stream) confirmed(ctx context.Context, seq uint64) error {
+	if !s.confirms {
+		return nil // nor may the word be looked at: the page may be gone by now
+	}
 	if s.watch.Reached(seq) {
 		return nil
 	}

@@ -199,7 +199,8 @@ func (h *health) bury() {
 	defer h.mu.Unlock()
 	keep := h.zombies[:0]
 	for _, s := range h.zombies {
-		if mine, gone := s.retireIfIdle(); mine && gone == nil {
+		mine, gone := s.retireIfIdle()
+		if mine && gone == nil && !s.hopeless() {
 			keep = append(keep, s)
 		}
 	}

@@ -199,8 +199,8 @@ func (p *PinnedBuffer) Bytes() []byte {
 	return p.b
 }
 
-// Close frees the memory. A copy that still reads or writes it, on whatever device,
-// keeps it alive: then Close does not wait, the memory is freed when that copy's
+// Close frees the memory. A copy that still reads or writes it, on whatever device, or
+// a Stream.Retain of the buffer or of a part of it, keeps it alive: then Close does not wait, the memory is freed when that copy's
 // sequence number is reached, and leaked and counted when that can't be proved.
 // Otherwise Close waits for the driver's call that frees it, for at most the
 // device's close bound, after which the error is event.Leaked. It is idempotent.
@@ -232,6 +232,15 @@ func (p *PinnedBuffer) close() <-chan error {
 		return nil
 	}
 	return freed
+}
+
+// leak gives the buffer up, with its reference on the domain: the device may still
+// use it.
+func (p *PinnedBuffer) leak(why error) error {
+	Pinned.Unregister(p.host)
+	buffers.remove(p)
+	leaks.Add(1)
+	return event.New(event.Leaked, "pinned buffer of "+p.d.name, "the device did not settle: "+why.Error()).WithStatus(event.StatusOf(why)).Wrap(why)
 }
 
 // free makes the driver's calls. What can't be freed keeps its reference on the domain.

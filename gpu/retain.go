@@ -25,8 +25,28 @@ func (s *Stream) Retain(seq uint64, what any) error {
 	if err := s.check(seq); err != nil {
 		return err
 	}
-	s.retain(retained{seq: seq, what: what})
+	r := retained{what: what}
+	switch w := what.(type) {
+	case *PinnedBuffer:
+		if b := w.Bytes(); len(b) > 0 {
+			r = use(b, r)
+		}
+	case []byte:
+		if len(w) > 0 {
+			r = use(w, r)
+		}
+	}
+	r.seq = seq
+	s.retain(r)
 	return nil
+}
+
+// use makes r keep the buffer of AllocPinned that b lies in, if it lies in one.
+func use(b []byte, r retained) retained {
+	if p := buffers.use(b); p != nil {
+		r.free = p.busy.done
+	}
+	return r
 }
 
 func (s *Stream) retain(r retained) {

@@ -18,8 +18,8 @@ type Stats struct {
 	Blocked  uint64 // waits spent in the vendor's blocking wait
 	Queries  uint64 // event queries of the status poller
 	Backstop uint64 // status queries of the health tick, of the device and of streams
-	// Fallbacks is how often something else was chosen at open than was asked for:
-	// the warnings that say so.
+	// Fallbacks is how often something else was chosen at open than was asked for: status
+	// polling instead of words, another wait plan. Drivers passed over do not count.
 	Fallbacks int
 	Retained  int // buffers that device work may still use
 }
@@ -38,7 +38,7 @@ func (d *Device) Stats() Stats {
 	}
 	st.Backstop = d.health.queries.Load()
 	for _, w := range d.warns {
-		if errors.Is(w, event.ParkFallback) || errors.Is(w, event.SelfTestFailed) || errors.Is(w, event.DriverPassedOver) {
+		if errors.Is(w, event.ParkFallback) || errors.Is(w, event.SelfTestFailed) {
 			st.Fallbacks++
 		}
 	}

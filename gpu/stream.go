@@ -23,16 +23,17 @@ import (
 //
 // A Stream must be closed, or its Device.
 type Stream struct {
-	d       *Device
-	ds      driver.Stream
-	name    string
-	page    *wordPage
-	slot    int
-	word    *line.Word
-	watch   *poller.Watch
-	points  []*plan.Point // by band
-	capture bool
-	gate    gate
+	d        *Device
+	ds       driver.Stream
+	name     string
+	page     *wordPage
+	slot     int
+	word     *line.Word
+	watch    *poller.Watch
+	points   []*plan.Point // by band
+	capture  bool
+	confirms bool // a reached word is success only when a status query agrees
+	gate     gate
 
 	marked atomic.Uint64 // the newest mark
 	misuse atomic.Pointer[failure]
@@ -304,10 +305,38 @@ func (s *Stream) retireIfIdle() (mine bool, gone chan error) {
 	return true, gone
 }
 
-// idle reports whether everything marked has been reached. The caller makes sure
-// that the page still exists.
-func (s *Stream) idle() bool {
+// idle reports whether everything that was queued is known to be done. The caller
+// makes sure that the page still exists.
+func (s *Stream) idle() bool { return s.reached() && s.provable() }
+
+// reached reports whether everything marked has been reached, on a closed stream that
+// nobody is inside.
+func (s *Stream) reached() bool {
 	return s.gate.n.Load() == gateClosed && s.word.Reached(s.marked.Load())
+}
+
+// provable reports whether the last mark tells of all that was queued. It does not
+// when a store or a copy failed that may have been queued all the same: its store
+// may yet come, and its memory may yet be used, until the device has settled.
+func (s *Stream) provable() bool {
+	s.retainMu.Lock()
+	defer s.retainMu.Unlock()
+	for _, r := range s.retained {
+		if line.Before(s.marked.Load(), r.seq) {
+			return false
+		}
+	}
+	return s.broken == nil
+}
+
+// hopeless reports whether a closed stream will never be idle: it stays on the
+// device's list until that is closed.
+func (s *Stream) hopeless() bool {
+	d := s.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, mine := d.streams[s]
+	return mine && s.reached() && !s.provable()
 }
 
 // retire destroys a closed stream that nobody uses any more. settled says that

@@ -138,6 +138,35 @@ func TestCancelledLook(t *testing.T) {
 		t.Errorf("looks at %d, want %d", got, far.lookAt)
 	}
 	far.Cancel()
+	// Also when the one that goes is the last in order and not the first.
+	mustAdd(t, x, near, 6)
+	mustAdd(t, x, far, 5)
+	near.Cancel()
+	if got := x.look.Load(); got != far.lookAt {
+		t.Errorf("looks at %d, want %d", got, far.lookAt)
+	}
+	far.Cancel()
+}
+
+// However late owners run, waits are not handed back at once for it.
+func TestHandoverIsBounded(t *testing.T) {
+	w := testWaiter(t, Config{})
+	_, x := testWatch(t, w, WatchOptions{})
+	wt, _ := NewWait()
+	wt.addedAt = nanotime() - int64(time.Second)
+	for range 10_000 {
+		x.Resumed(wt)
+	}
+	if got := time.Duration(w.handover.Load()); got != maxHandover {
+		t.Errorf("%v, want %v", got, maxHandover)
+	}
+	wt.addedAt = nanotime() + int64(time.Hour)
+	for range 10 {
+		x.Resumed(wt)
+	}
+	if got := w.handover.Load(); got != 0 {
+		t.Errorf("%v, want 0", got)
+	}
 }
 
 // The queue against a plain list: earliest target, earliest look time, earliest time

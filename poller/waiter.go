@@ -47,6 +47,8 @@ const (
 	longestNap = time.Millisecond
 	// maxOversleep is the longest oversleep that counts: more is an accident.
 	maxOversleep = 100 * time.Microsecond
+	// maxHandover bounds what is taken off for waking the owner of a wait.
+	maxHandover = 200 * time.Microsecond
 	// closeBound is how long Close waits for the waiter's goroutine, which only a
 	// driver that blocks in a status query can hold up.
 	closeBound = 2 * time.Second
@@ -447,7 +449,9 @@ func (w *Waiter) scan(now int64, collect bool) (s sight) {
 				w.reached = append(w.reached, seen{x, v})
 			}
 		case look > now:
-			s.next = min(s.next, look)
+			if look < s.next {
+				s.next, s.naps = look, false
+			}
 		default:
 			x.pendingAt = now
 			if x.early.Load() <= now {
@@ -542,10 +546,8 @@ func (w *Waiter) collect(x *Watch, value uint64, now int64) {
 		x.q.remove(h)
 		h.on.Store(nil)
 		h.PendingAt = time.Duration(max(x.pendingAt, h.addedAt))
-		// Another wait's look time may have come before this one's: then this one was
-		// watched as well.
-		watched := x.pendingAt > h.addedAt && now < h.lookAt
-		if h.Look > 0 && x.pendingAt < h.lookAt && !watched {
+		// A look since then was for another wait, whose time had come: it counts.
+		if h.Look > 0 && x.pendingAt < h.lookAt && x.pendingAt <= h.addedAt {
 			h.Late = true
 			late++
 		}

@@ -247,7 +247,7 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 
 // take unlinks a queued wait; x.mu is held.
 func (x *Watch) take(wt *Wait) {
-	changes := x.q.peek() == wt || wt.hunted != nil
+	changes := x.q.peek() == wt || x.q.head == wt || wt.hunted != nil
 	x.q.remove(wt)
 	x.n.Store(int64(x.q.n))
 	wt.on.Store(nil)
@@ -260,8 +260,8 @@ func (x *Watch) take(wt *Wait) {
 // is late by, on average, later waits with Early set are handed back the sooner.
 func (x *Watch) Resumed(wt *Wait) {
 	late := nanotime() - satAdd(wt.addedAt, wt.Look)
-	old := x.w.handover.Load()
-	x.w.handover.Store(max(0, old+min(late, int64(maxOversleep))/8))
+	lead := x.w.handover.Load() + min(late, int64(maxOversleep))/8
+	x.w.handover.Store(min(max(0, lead), int64(maxHandover)))
 }
 
 // refresh publishes the earliest wait, and when to look; x.mu is held. Taking

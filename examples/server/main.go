@@ -82,7 +82,11 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	y := make([]byte, len(x))
 	p, err := s.mul.Submit(y, x)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+		status := http.StatusInternalServerError
+		if errors.Is(err, matvec.ErrBatch) {
+			status = http.StatusBadRequest
+		}
+		http.Error(w, err.Error(), status)
 		return
 	}
 	select {

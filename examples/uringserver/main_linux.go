@@ -227,6 +227,9 @@ func (s *server) handle(done uring.Completion) error {
 	case kindQuit:
 		return s.quit()
 	case kindGroup:
+		if err := done.Err(); err != nil {
+			return fmt.Errorf("poll: %w", err)
+		}
 		return s.completions()
 	case kindNone:
 		return nil

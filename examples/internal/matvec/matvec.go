@@ -107,13 +107,16 @@ func New(dev *gpu.Device, streams int, work time.Duration) (*Multiplier, error) 
 	return m, nil
 }
 
+// ErrBatch is Submit's error when the batch, and not the device, is to blame.
+var ErrBatch = errors.New("matvec: not a batch")
+
 // Submit queues the product of the batch in x: whole vectors, 1..MaxBatch of
 // them. The answer is in y (as long as x) once the returned point is reached; x
 // and y belong to the device until then.
 func (m *Multiplier) Submit(y, x []byte) (gpu.Point, error) {
 	n := len(x) / VectorBytes
 	if n < 1 || n > MaxBatch || len(x)%VectorBytes != 0 || len(y) != len(x) {
-		return gpu.Point{}, fmt.Errorf("matvec: a batch of %d bytes, want 1 to %d vectors of %d", len(x), MaxBatch, VectorBytes)
+		return gpu.Point{}, fmt.Errorf("%w: %d bytes, want 1 to %d vectors of %d", ErrBatch, len(x), MaxBatch, VectorBytes)
 	}
 	l := m.lanes[m.next.Add(1)%uint64(len(m.lanes))]
 	l.mu.Lock()

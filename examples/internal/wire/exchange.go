@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"errors"
 	"net/http"
 
 	"github.com/gpuline/gpuline/examples/internal/matvec"
@@ -57,7 +58,11 @@ func (x *Exchange) Next(mul *matvec.Multiplier) Step {
 	x.y = make([]byte, len(in))
 	p, err := mul.Submit(x.y, in)
 	if err != nil {
-		return x.answer(http.StatusBadRequest, []byte(err.Error()))
+		status := http.StatusInternalServerError
+		if errors.Is(err, matvec.ErrBatch) {
+			status = http.StatusBadRequest
+		}
+		return x.answer(status, []byte(err.Error()))
 	}
 	x.Wait.Look = p.Stream.Predict()
 	pending, err := p.Stream.Notify(&x.Wait, p.Seq)
