@@ -82,11 +82,14 @@ TEXT engine<>(SB), NOSPLIT|NOFRAME, $0-0
 	JMP  parent
 
 loop:
-	CMPL control_quit(R12), $0
-	JNE  exit
 	INCQ control_turns(R12)
+
+	// The doorbell first: what is seen now ends the sleep unless all that comes
+	// before it, quit and the entries, is seen as well.
 	MOVL control_doorbell(R12), AX
 	MOVQ AX, control_seen(R12)
+	CMPL control_quit(R12), $0
+	JNE  exit
 	CALL now<>(SB)
 	MOVQ AX, R13
 	MOVQ $const_forever, R15

@@ -95,9 +95,6 @@ TEXT engine<>(SB), NOSPLIT|NOFRAME, $0-0
 	B    parent
 
 loop:
-	ADD   $control_quit, R19, R0
-	LDARW (R0), R1
-	CBNZ  R1, exit
 	ADD   $control_turns, R19, R0
 	MOVD  (R0), R1
 	ADD   $1, R1
@@ -106,6 +103,12 @@ loop:
 	ADD   $control_doorbell, R19, R0
 	LDARW (R0), R1
 	MOVD  R1, control_seen(R19)
+
+	// After the doorbell, as all that it stands for: read before, it could be missed
+	// and slept on.
+	ADD   $control_quit, R19, R0
+	LDARW (R0), R1
+	CBNZ  R1, exit
 	BL    now<>(SB)
 	MOVD  R0, R20
 	MOVD  $const_forever, R22

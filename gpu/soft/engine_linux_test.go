@@ -272,3 +272,18 @@ func TestSignalsPassTheEngineBy(t *testing.T) {
 		t.Errorf("word %d", w.Load())
 	}
 }
+
+// An engine that is stopped at any moment of its turns hears of it: no wake-up is
+// lost between its look at the word that says so and its sleep.
+func TestStopIsHeard(t *testing.T) {
+	for i := range 2000 {
+		d, err := New(Config{}).Open(0)
+		must(t, err)
+		sd := d.(*Device)
+		sd.tell() // a turn begins about now
+		for range i % 64 {
+			sd.mem.ctl.doorbell.Load()
+		}
+		must(t, sd.Close())
+	}
+}
