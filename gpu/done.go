@@ -106,9 +106,7 @@ func learn(point *plan.Point, wt *poller.Wait, start time.Duration) {
 
 func (s *Stream) observe(wt *poller.Wait, point *plan.Point) {
 	learn(point, wt, wt.AddedAt())
-	if s.holds.Load() > 0 {
-		s.sweepIfHeld()
-	}
+	s.sweepIfHeld()
 }
 
 // handle is a reusable wait with its channel.
@@ -128,24 +126,18 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 	if p.block {
 		return s.waitBlocked(ctx, seq)
 	}
-	h := handles.Get().(*handle)
-	defer handles.Put(h)
 	waiting.Add(1)
 	defer waiting.Add(-1)
+	// What a goroutine does after it has seen the word is the wait's latency: it has no
+	// handle to give back, and reads the clock only where something is learned from it.
 	start := poller.Now()
 	point := s.points[p.band]
 	slept, spun := false, false
 	look := p.look(s)
 	if look > 0 && p.spin > 0 && maySpin() {
-		h.wt.Look, h.wt.Early, h.wt.Spun = look, true, false
-		err := s.park(ctx, h, seq)
-		if err != poller.ErrLook {
-			if err == nil && h.wt.DoneAt > 0 {
-				s.observe(h.wt, point)
-			}
+		if err := s.parked(ctx, seq, point, start, wish{look: look, early: true}); err != poller.ErrLook {
 			return err
 		}
-		s.watch.Resumed(h.wt)
 		slept, look = true, 0
 	}
 	if look == 0 && p.spin > 0 && maySpin() {
@@ -155,7 +147,10 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 			return err
 		}
 		if seen {
-			took := poller.Now() - start
+			var took time.Duration
+			if point != nil {
+				took = poller.Now() - start
+			}
 			if err := s.confirmed(ctx, seq); err != nil {
 				return err
 			}
@@ -167,16 +162,31 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 			return nil
 		}
 	}
-	h.wt.Look, h.wt.Early, h.wt.Spun = look, false, spun
+	return s.parked(ctx, seq, point, start, wish{look: look, spun: spun, late: slept && !spun})
+}
+
+// wish is what a goroutine asks of the waiter.
+type wish struct {
+	look        time.Duration
+	early, spun bool
+	late        bool // a target reached by now was reached while nobody looked
+}
+
+// parked has the waiter wait, and learns from what it says.
+func (s *Stream) parked(ctx context.Context, seq uint64, point *plan.Point, start time.Duration, w wish) error {
+	h := handles.Get().(*handle)
+	defer handles.Put(h)
+	h.wt.Look, h.wt.Early, h.wt.Spun = w.look, w.early, w.spun
 	err := s.park(ctx, h, seq)
 	switch {
+	case err == poller.ErrLook:
+		s.watch.Resumed(h.wt)
 	case err != nil:
-	case h.wt.DoneAt == 0: // reached by the time it was to be registered
-		if slept && !spun {
-			point.Late(poller.Now() - start)
-		}
-	default:
+	case h.wt.DoneAt > 0:
 		learn(point, h.wt, start)
+		s.sweepIfHeld()
+	case w.late: // reached by the time it was to be registered
+		point.Late(poller.Now() - start)
 	}
 	return err
 }

@@ -34,8 +34,10 @@ TEXT ·spin(SB), NOSPLIT, $0-40
 	MOVQ AX, BX
 
 look:
+	// Twice: PAUSE and RDTSC take some twenty nanoseconds each.
 	COMPARE(done)
 	PAUSE
+	COMPARE(done)
 	DECQ CX
 	JZ   done
 	NOW
