@@ -371,5 +371,7 @@ func satAdd(t int64, d time.Duration) int64 {
 // processor and can't be preempted meanwhile: keep d to a few microseconds and loop.
 // Like Seen, it does not confirm.
 func (x *Watch) Spin(target uint64, d time.Duration) bool {
-	return x.w.instr.Wait(x.word.Atomic(), target, d)
+	// Reached once more, as a load of the word: what it publishes is seen from there on
+	// (under the race detector, too).
+	return x.w.instr.Wait(x.word.Atomic(), target, d) && x.word.Reached(target)
 }
