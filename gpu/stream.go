@@ -44,7 +44,6 @@ type Stream struct {
 
 	retainMu sync.Mutex
 	retained []retained
-	swept    atomic.Uint64 // everything retained up to here was let go
 	holds    atomic.Int64  // len(retained)
 
 	doneMu  sync.Mutex
