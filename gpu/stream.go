@@ -44,7 +44,7 @@ type Stream struct {
 
 	retainMu sync.Mutex
 	retained []retained
-	holds    atomic.Int64  // len(retained)
+	holds    atomic.Int64 // len(retained)
 
 	doneMu  sync.Mutex
 	doneSeq uint64
