@@ -1,5 +1,0 @@
-//go:build !race
-
-package metal
-
-const raceEnabled = false
