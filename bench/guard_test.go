@@ -75,7 +75,8 @@ func TestGuardWait(t *testing.T) {
 	})
 }
 
-// A channel is closed sooner than a thread on an idle processor can be woken.
+// A goroutine is woken through a channel no later than a thread on an idle processor
+// can be woken at all, and usually in half of that.
 func TestGuardDone(t *testing.T) {
 	guard(t, func() (bool, string) {
 		raw := medianOf(t, floorJob("eventfd wake"), p50).Sample.P50
