@@ -59,7 +59,15 @@ func openSoft(t testing.TB, cfg soft.Config, opts ...gpu.Option) *gpu.Device {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = d.Close() })
+	before := gpu.Leaks()
+	t.Cleanup(func() {
+		_ = d.Close()
+		// A call that hung has returned by now, and what it held up is being freed: not
+		// during the next test, which may count.
+		for end := time.Now().Add(time.Second); gpu.Leaks() > before && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+	})
 	return d
 }
 
