@@ -40,7 +40,7 @@ func (s sighting) tell(p *plan.Point) {
 	switch {
 	case p == nil:
 	case s.outcome == event.Late:
-		p.Late(s.took)
+		p.Missed(s.took)
 	case s.outcome == event.Exact:
 		p.Exact(s.took)
 	default:

@@ -182,6 +182,9 @@ func TestAllocations(t *testing.T) {
 	s, ss := newStream(t, d)
 	seq := markOn(t, s)
 	waitWait(s, seq)
+	ps, pss := newStream(t, openSoft(t, soft.Config{}, gpu.WithHealth(time.Minute, time.Second, time.Second))) // ticks allocate
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	for name, c := range map[string]struct {
 		f    func()
 		most float64
@@ -191,6 +194,10 @@ func TestAllocations(t *testing.T) {
 		"Wait, pending":      {func() { must(t, ss.Work(50*time.Microsecond)); waitWait(s, markOn(t, s)) }, 0},
 		"Done, pending":      {func() { must(t, ss.Work(50*time.Microsecond)); waitDone(s, markOn(t, s)) }, 1},
 		"Reached and Marked": {func() { s.Reached(s.Marked()) }, 0},
+		"Wait, predicted": {func() {
+			must(t, pss.Work(300*time.Microsecond))
+			must(t, ps.Wait(ctx, markOn(t, ps)))
+		}, 0},
 	} {
 		for range 20 {
 			c.f()

@@ -27,6 +27,7 @@ type Device struct {
 	warns  []error
 
 	waiter    *poller.Waiter
+	naps      naps
 	health    *health
 	status    *statusPoller
 	confirmer *confirmer
@@ -415,6 +416,7 @@ func (t *tearDown) run() error {
 	for d.waiter.Close() != nil {
 		// A status query has not returned.
 	}
+	d.naps.close()
 	d.health.wait()
 	d.confirmer.wait()
 	d.calls.close()

@@ -96,7 +96,7 @@ func (x *doneSink) Flush() {}
 func learn(point *plan.Point, wt *poller.Wait, start time.Duration) {
 	switch {
 	case wt.Late:
-		point.Late(wt.DoneAt - start)
+		point.Missed(wt.DoneAt - start)
 	case wt.PendingAt > wt.AddedAt():
 		point.Exact(wt.PendingAt - start)
 	default: // found done by the first look
@@ -135,7 +135,17 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 	slept, spun := false, false
 	look := p.look(s)
 	if look > 0 && p.spin > 0 && maySpin() {
-		if err := s.parked(ctx, seq, point, start, wish{look: look, early: true}); err != poller.ErrLook {
+		var err error
+		if n := s.d.naps.get(); n != nil {
+			if err = s.nap(ctx, n, seq, start, look); err == nil && n.wt.DoneAt > 0 {
+				learn(point, &n.wt, start)
+				s.sweepIfHeld()
+			}
+			s.d.naps.put(n)
+		} else {
+			err = s.parked(ctx, seq, point, start, wish{look: look, early: true})
+		}
+		if err != poller.ErrLook {
 			return err
 		}
 		slept, look = true, 0
@@ -155,7 +165,7 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 				return err
 			}
 			if slept && !pending {
-				point.Late(took)
+				point.Missed(took)
 			} else {
 				point.Exact(took)
 			}
@@ -186,7 +196,7 @@ func (s *Stream) parked(ctx context.Context, seq uint64, point *plan.Point, star
 		learn(point, h.wt, start)
 		s.sweepIfHeld()
 	case w.late: // reached by the time it was to be registered
-		point.Late(poller.Now() - start)
+		point.Missed(poller.Now() - start)
 	}
 	return err
 }

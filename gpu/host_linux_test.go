@@ -12,7 +12,7 @@ import (
 	"github.com/gpuline/gpuline/epoll"
 	"github.com/gpuline/gpuline/event"
 	"github.com/gpuline/gpuline/gpu"
-	"github.com/gpuline/gpuline/internal/hammer"
+	"github.com/gpuline/gpuline/internal/forbid"
 	"github.com/gpuline/gpuline/poller"
 	"github.com/gpuline/gpuline/uring"
 )
@@ -171,7 +171,7 @@ func TestHosts(t *testing.T) {
 // io_uring forbidden by a filter: the fallback with the coded warning, or when strict
 // the coded refusal, and the program runs on under what is left.
 func TestHostsUnderSeccomp(t *testing.T) {
-	hammer.Forbid(t, []hammer.Rule{{Call: unix.SYS_IO_URING_SETUP, Any: true, Errno: unix.EPERM}}, func(t *testing.T) {
+	forbid.Syscalls(t, []forbid.Rule{{Call: unix.SYS_IO_URING_SETUP, Any: true, Errno: unix.EPERM}}, func(t *testing.T) {
 		caps := gpu.ProbeHosts()
 		c, err := gpu.IOUringHost.Resolve(caps, false)
 		if err != nil || c.Running != gpu.EpollHost || c.Label() != "epoll (fallback from io-uring)" ||

@@ -115,6 +115,8 @@ type Estimate struct {
 	// Samples counts the waits recorded, late ones included, Late those found
 	// done by the first query after the sleep.
 	Samples, Late uint64
+	// Forgiven counts late waits that were not recorded; see Point.Missed.
+	Forgiven uint64
 }
 
 // Point is one readback point of an Estimator. A nil *Point never predicts and
@@ -129,6 +131,8 @@ type Point struct {
 	ring          [maxWindow]time.Duration // the last pred.window residuals
 	min           time.Duration            // of those
 	samples, late uint64
+	forgiven      uint64
+	credit        uint8 // see Missed
 }
 
 // Sleep returns how long to sleep before the next wait: one atomic load.
@@ -147,6 +151,7 @@ func (p *Point) Exact(residual time.Duration) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.credit = min(p.credit+1, maxCredit)
 	p.record(max(residual, 0))
 }
 
@@ -156,9 +161,39 @@ func (p *Point) Late(wake time.Duration) {
 	if p == nil || p.pred.window == 0 {
 		return
 	}
-	wake = max(wake, 0)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.recordLate(max(wake, 0))
+}
+
+// Missed is Late for waits whose sleep may itself have ended late: the processor was
+// somebody else's. A wake after the predicted completion says nothing about the work,
+// which may have taken exactly as long as was predicted, and to wake sooner next time is
+// no remedy for what happens now and then. So it is forgiven: nothing is recorded. Four
+// exact waits have to come between two that are forgiven; where sleeps end late more
+// often than that, sooner is the remedy, and Missed is Late, as it is for a wake before
+// the predicted completion, which proves that the work was shorter.
+func (p *Point) Missed(wake time.Duration) {
+	if p == nil || p.pred.window == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.samples > 0 && wake > p.min && p.credit >= missCost {
+		p.credit -= missCost
+		p.forgiven++
+		return
+	}
+	p.recordLate(max(wake, 0))
+}
+
+const (
+	missCost  = 4
+	maxCredit = 3 * missCost // three misses in a row are forgiven after many exact waits
+)
+
+// recordLate records an upper bound. The caller holds mu.
+func (p *Point) recordLate(wake time.Duration) {
 	if p.samples > 0 {
 		wake = min(wake, p.min)
 	}
@@ -196,5 +231,5 @@ func (p *Point) Estimate() Estimate {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return Estimate{Prediction: p.min, Sleep: p.Sleep(), Samples: p.samples, Late: p.late}
+	return Estimate{Prediction: p.min, Sleep: p.Sleep(), Samples: p.samples, Late: p.late, Forgiven: p.forgiven}
 }

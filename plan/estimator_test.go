@@ -118,6 +118,55 @@ func TestEstimatorLate(t *testing.T) {
 	}
 }
 
+// A sleep that ended too late by itself is forgiven now and then.
+func TestEstimatorMissed(t *testing.T) {
+	p := NewEstimator[int](field).Point(0)
+	check := func(what string, prediction time.Duration, late, forgiven uint64) {
+		t.Helper()
+		if e := p.Estimate(); e.Prediction != prediction || e.Late != late || e.Forgiven != forgiven {
+			t.Errorf("%s: %+v, want a prediction of %v, %d late and %d forgiven", what, e, prediction, late, forgiven)
+		}
+	}
+	p.Missed(4 * ms)
+	check("cold, it is late", 2*ms, 1, 0)
+	for range field.window {
+		p.Exact(2 * ms)
+	}
+	p.Missed(2*ms - 1)
+	check("woken before the predicted completion, it is late", ms-1, 2, 0)
+	for range field.window {
+		p.Exact(2 * ms)
+	}
+	samples := p.Estimate().Samples
+	for range 3 {
+		p.Missed(3 * ms)
+	}
+	check("three after many exact waits", 2*ms, 2, 3)
+	if e := p.Estimate(); e.Samples != samples {
+		t.Errorf("recorded all the same: %+v", e)
+	}
+	p.Missed(3 * ms)
+	check("the fourth", ms, 3, 3)
+	for range 3 {
+		p.Exact(2 * ms)
+	}
+	p.Missed(3 * ms)
+	check("three exact waits later", ms/2, 4, 3)
+	p.Exact(2 * ms)
+	p.Missed(3 * ms)
+	check("the fourth exact wait earns one", ms/2, 4, 4)
+
+	// Always late: the prediction comes down as with Late.
+	p = NewEstimator[int](field).Point(0)
+	p.Exact(40 * ms)
+	for range 70 {
+		p.Missed(time.Hour)
+	}
+	if p.Sleep() != 0 {
+		t.Errorf("still sleeps %v", p.Sleep())
+	}
+}
+
 // model is the estimator as the text states it.
 type model struct {
 	pred Prediction
@@ -207,6 +256,7 @@ func TestEstimatorWithoutPrediction(t *testing.T) {
 	for name, p := range map[string]*Point{"zero estimator": zero.Point("x"), "nil point": nil, "zero point": new(Point)} {
 		p.Exact(ms)
 		p.Late(ms)
+		p.Missed(ms)
 		p.Observe(event.Report{Kind: event.Parked, Outcome: event.Exact, Wait: ms})
 		if p.Sleep() != 0 || p.Estimate() != (Estimate{}) {
 			t.Errorf("%s: %+v", name, p.Estimate())
@@ -259,6 +309,7 @@ func TestObservingDoesNotAllocate(t *testing.T) {
 	for name, f := range map[string]func(){
 		"Exact":    func() { p.Exact(ms) },
 		"Late":     func() { p.Late(ms) },
+		"Missed":   func() { p.Missed(ms) },
 		"Sleep":    func() { _ = p.Sleep() },
 		"Observe":  func() { e.Observe("decode", r) },
 		"Estimate": func() { _ = p.Estimate() },

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuline/gpuline/event"
 	"github.com/gpuline/gpuline/internal/asm"
+	"github.com/gpuline/gpuline/internal/sleep"
 	"github.com/gpuline/gpuline/line"
 )
 
@@ -104,7 +105,7 @@ type Waiter struct {
 	state    atomic.Int64 // running, parked, or the end of the sleep it is in
 	incoming atomic.Pointer[Watch]
 	stats    counters
-	sleeper  sleeper
+	sleeper  sleep.Thread
 	// oversleep is how much later than asked a sleep ended of late, on average:
 	// sleeps are made that much shorter. Microseconds on bare metal, tens of them
 	// where a virtual processor has to be woken.
@@ -333,7 +334,7 @@ func (w *Waiter) wakeFrom(s int64) bool {
 	if s == parked {
 		w.unpark <- struct{}{} // never blocks: one token per change from parked
 	} else {
-		w.sleeper.wake()
+		w.sleeper.Wake()
 	}
 	return true
 }
@@ -617,7 +618,7 @@ func (w *Waiter) sleep(until, now int64) {
 			} else {
 				w.stats.sleeps.Add(1)
 			}
-			w.sleeper.sleep(until, &w.state)
+			w.sleeper.Sleep(until, &w.state)
 			if w.state.Load() != running { // nobody ended it
 				if over := nanotime() - until; over < 0 {
 					w.stats.spurious.Add(1)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuline/gpuline/event"
-	"github.com/gpuline/gpuline/internal/hammer"
+	"github.com/gpuline/gpuline/internal/forbid"
 )
 
 // On a kernel that is new enough the probes must say so: it is they that are tested
@@ -82,7 +82,7 @@ func TestProbeRemembers(t *testing.T) {
 func TestForbiddenBySeccomp(t *testing.T) {
 	for name, errno := range map[string]unix.Errno{"EPERM": unix.EPERM, "ENOSYS": unix.ENOSYS} {
 		t.Run(name, func(t *testing.T) {
-			hammer.Forbid(t, []hammer.Rule{{Call: unix.SYS_IO_URING_SETUP, Any: true, Errno: errno}}, func(t *testing.T) {
+			forbid.Syscalls(t, []forbid.Rule{{Call: unix.SYS_IO_URING_SETUP, Any: true, Errno: errno}}, func(t *testing.T) {
 				r := Probe()
 				if r.Ring.Answer != DoesNot || r.Ring.Cause != Seccomp || r.Ring.Errno != errno {
 					t.Errorf("%v, cause %v", r.Ring, r.Ring.Cause)
@@ -108,7 +108,7 @@ func TestForbiddenBySeccomp(t *testing.T) {
 // A kernel between 5.18 and 6.13: messages need a ring of one's own.
 func TestWithoutRinglessMessages(t *testing.T) {
 	needMessages(t)
-	hammer.Forbid(t, []hammer.Rule{{Call: unix.SYS_IO_URING_REGISTER, Arg1: registerSendMsgRing, Errno: unix.EINVAL}}, func(t *testing.T) {
+	forbid.Syscalls(t, []forbid.Rule{{Call: unix.SYS_IO_URING_REGISTER, Arg1: registerSendMsgRing, Errno: unix.EINVAL}}, func(t *testing.T) {
 		probed.report = Report{} // of before the filter
 		r := Probe()
 		if r.Ring.Answer != Works || r.Message.Answer != Works || r.RinglessMessage.Answer != DoesNot || r.RinglessMessage.Cause != Kernel {

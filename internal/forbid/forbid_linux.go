@@ -1,4 +1,5 @@
-package hammer
+// Package forbid makes system calls fail in a child process. It is for tests alone.
+package forbid
 
 import (
 	"fmt"
@@ -21,11 +22,11 @@ type Rule struct {
 	Errno unix.Errno
 }
 
-// Forbid runs f in a child process in which a seccomp filter enforces the rules. The
+// Syscalls runs f in a child process in which a seccomp filter enforces the rules. The
 // child is the test binary, running the calling test (or subtest) alone; the caller
 // passes t and does everything else inside f. The child's output is shown when it
 // fails.
-func Forbid(t *testing.T, rules []Rule, f func(t *testing.T)) {
+func Syscalls(t *testing.T, rules []Rule, f func(t *testing.T)) {
 	t.Helper()
 	const env = "GPULINE_FORBID"
 	if os.Getenv(env) == t.Name() {

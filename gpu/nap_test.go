@@ -1,0 +1,229 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuline/gpuline/event"
+	"github.com/gpuline/gpuline/poller"
+)
+
+const napPlan = "staged:spin_us=1000,nap_us=50,backstop_us=1000+predict:margin_us=50,min_sleep_us=20,max_sleep_us=1000000000,window=1"
+
+// napRig is a device whose stream s has work under way that is expected to take an hour, and
+// the nap that its next Wait takes.
+func napRig(t *testing.T) (d *Device, s *Stream, fs *fakeStream, n *nap) {
+	t.Helper()
+	f := newFake()
+	d = openFake(t, f, WithPlan(napPlan))
+	s, fs = openStream(t, d)
+	f.set(func() { f.manual = true })
+	s.points[0].Exact(time.Hour)
+	n = d.naps.get()
+	d.naps.put(n)
+	return d, s, fs, n
+}
+
+// asleep waits until somebody sleeps in n.
+func asleep(n *nap) {
+	for n.state.Load() == awake {
+		runtime.Gosched()
+	}
+}
+
+func waitFor(s *Stream, ctx context.Context, seq uint64) <-chan error {
+	c := make(chan error, 1)
+	go func() { c <- s.Wait(ctx, seq) }()
+	return c
+}
+
+func TestNapEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(t *testing.T, d *Device, s *Stream, fs *fakeStream, seq uint64, cancel func())
+		want error
+	}{
+		"context": {func(_ *testing.T, _ *Device, _ *Stream, _ *fakeStream, _ uint64, cancel func()) { cancel() }, context.Canceled},
+		"device fails": {func(_ *testing.T, d *Device, _ *Stream, _ *fakeStream, _ uint64, _ func()) {
+			d.fail(event.New(event.DeviceLost, d.name, "test"))
+		}, event.DeviceLost},
+		"stream closes": {func(_ *testing.T, _ *Device, s *Stream, _ *fakeStream, _ uint64, _ func()) { go s.Close() }, event.Closed},
+		"device closes": {func(t *testing.T, d *Device, _ *Stream, fs *fakeStream, _ uint64, _ func()) {
+			fs.land(-1)
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		}, event.Closed},
+		"another wait looks": {func(t *testing.T, _ *Device, s *Stream, fs *fakeStream, seq uint64, _ func()) {
+			wt, c := poller.NewWait()
+			if _, err := s.Notify(wt, seq); err != nil {
+				t.Error(err)
+			}
+			fs.land(-1)
+			<-c
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, s, fs, n := napRig(t)
+			defer fs.land(-1)
+			seq := mark(t, s)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			got := waitFor(s, ctx, seq)
+			asleep(n)
+			c.end(t, d, s, fs, seq, cancel)
+			err := <-got
+			if err == nil && name == "device closes" {
+				return // the waiter happened to look before that
+			}
+			if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
+				t.Errorf("%v, want %v", err, c.want)
+			}
+			if p := s.watch.Pending(); p != 0 {
+				t.Errorf("%d registrations are left", p)
+			}
+		})
+	}
+}
+
+// The end of an earlier wait's context does not end a later wait.
+func TestNapOfAnotherContext(t *testing.T) {
+	_, s, fs, n := napRig(t)
+	seq := mark(t, s)
+	old, cancelOld := context.WithCancel(context.Background())
+	n.follow(old)
+	stale := n.rouse
+	ctx, cancel := context.WithCancel(context.Background())
+	got := waitFor(s, ctx, seq)
+	asleep(n)
+	cancelOld()
+	for range 100 {
+		stale() // as when the function of the old context is just running
+		asleep(n)
+	}
+	select {
+	case err := <-got:
+		t.Fatalf("ended: %v", err)
+	default:
+	}
+	cancel()
+	if err := <-got; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	fs.land(-1)
+}
+
+// A context that ended is not taken for that of the next wait.
+func TestNapAfterCancel(t *testing.T) {
+	_, s, fs, n := napRig(t)
+	seq := mark(t, s)
+	for range 3 {
+		ctx, cancel := context.WithCancel(context.Background())
+		got := waitFor(s, ctx, seq)
+		asleep(n)
+		cancel()
+		if err := <-got; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	fs.land(-1)
+	s.points[0].Exact(time.Millisecond)
+	if err := s.Wait(context.Background(), seq); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a nap finds done at its end took at most as long.
+func TestNapLearns(t *testing.T) {
+	_, s, fs, n := napRig(t)
+	s.points[0].Exact(20 * time.Millisecond)
+	seq := mark(t, s)
+	got := waitFor(s, context.Background(), seq)
+	asleep(n)
+	fs.land(-1)
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+	if e := s.points[0].Estimate(); e.Late != 1 || e.Prediction > 10*time.Millisecond {
+		t.Errorf("%+v", e)
+	}
+}
+
+// No more goroutines nap for themselves than may look for themselves.
+func TestNapLimit(t *testing.T) {
+	var p naps
+	most := max(1, runtime.GOMAXPROCS(0)/2)
+	var out []*nap
+	for range most {
+		n := p.get()
+		if n == nil {
+			t.Fatal("none to be had")
+		}
+		out = append(out, n)
+	}
+	if p.get() != nil {
+		t.Errorf("more than %d", most)
+	}
+	p.put(out[0])
+	if p.get() != out[0] {
+		t.Error("not used again")
+	}
+	closed := make(chan struct{})
+	go func() { p.close(); close(closed) }()
+	for p.get(); ; runtime.Gosched() {
+		p.mu.Lock()
+		c := p.closed
+		p.mu.Unlock()
+		if c {
+			break
+		}
+	}
+	if p.get() != nil {
+		t.Error("one after close")
+	}
+	for _, n := range out {
+		p.put(n)
+	}
+	<-closed
+}
+
+// Device.Close leaves no timer.
+func TestNapCloses(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("counts descriptors in /proc")
+	}
+	timers := func() (n int) {
+		es, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range es {
+			if l, _ := os.Readlink("/proc/self/fd/" + e.Name()); strings.Contains(l, "timerfd") {
+				n++
+			}
+		}
+		return n
+	}
+	before := timers()
+	d, s, fs, _ := napRig(t)
+	s.points[0].Exact(time.Millisecond)
+	seq := mark(t, s)
+	got := waitFor(s, context.Background(), seq)
+	for timers() == before {
+		runtime.Gosched()
+	}
+	fs.land(-1)
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := timers(); n != before {
+		t.Errorf("%d timers, %d before", n, before)
+	}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package sleep
+
+func init() { raceEnabled = true }

@@ -1,0 +1,207 @@
+package sleep
+
+import (
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	futexWaitBitset = 9 | 128 // FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG: absolute CLOCK_MONOTONIC
+	futexWake       = 1 | 128 // FUTEX_WAKE | FUTEX_PRIVATE_FLAG
+	futexMatchAny   = 0xffffffff
+)
+
+// monotonicOffset turns a time of now into one of CLOCK_MONOTONIC.
+var monotonicOffset = sync.OnceValue(func() int64 {
+	var ts unix.Timespec
+	before := now() // so that the error makes sleeps longer: at its end a sleep is over
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return ts.Nano() - before
+})
+
+// Thread is a futex that a goroutine sleeps on together with its thread. The zero value is
+// ready to use.
+type Thread struct{ epoch atomic.Uint32 }
+
+// Sleep sleeps until the given time of event.RealClock, or until Wake. A signal (EINTR:
+// the runtime's own preemption SIGURG, for one) neither ends nor stretches the sleep,
+// since the deadline is absolute.
+//
+// The thread's timer slack (50 us by default, prctl(2)) would be added to every
+// sleep, so it is set to 1 ns first; for that the goroutine is locked to the
+// thread until the sleep is over. The slack stays lowered: it matters only to
+// timed sleeps, which the Go runtime makes in whole milliseconds.
+//
+// unix.Syscall6, not RawSyscall6: the P is given up for the length of the sleep.
+func (s *Thread) Sleep(until int64, state *atomic.Int64) {
+	ts := unix.NsecToTimespec(until + monotonicOffset())
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, 1, 0, 0, 0, 0)
+	for {
+		e := s.epoch.Load()
+		if state.Load() != until {
+			return
+		}
+		// The pointers are converted in the argument list and point to live
+		// objects that do not move (the heap does not, and s is on it).
+		_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&s.epoch)), futexWaitBitset,
+			uintptr(e), uintptr(unsafe.Pointer(&ts)), 0, futexMatchAny)
+		if errno == unix.ETIMEDOUT || now() >= until {
+			return
+		}
+	}
+}
+
+// Wake ends a sleep whose state the caller has changed, also one that is about to begin:
+// the epoch that its owner read before looking at the state is no longer current.
+func (s *Thread) Wake() {
+	s.epoch.Add(1)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&s.epoch)), futexWake, 1, 0, 0, 0)
+}
+
+// Timer is a timerfd that a goroutine sleeps on behind the Go netpoller: it keeps neither a
+// thread nor a P, so that the runtime's monitor has no P to take away, and the thread that
+// looks at the network when there is nothing else to do runs the goroutine at once. A
+// goroutine that goes on by itself after the sleep uses half as much CPU time as with
+// a Thread. The netpoller is looked at only by a P without work, though, or every 10 ms:
+// when all are busy a Thread takes the place of the timer, and so it does where no
+// descriptor is to be had.
+//
+// The zero value is ready to use. Close it.
+type Timer struct {
+	thread Thread
+	way    atomic.Uint32
+
+	// The sleeping goroutine's own.
+	file    *os.File
+	conn    syscall.RawConn
+	fd      int
+	look    func(fd uintptr) bool
+	looked  bool
+	until   int64
+	state   *atomic.Int64
+	crowded int64 // until then all P are taken to be busy
+}
+
+const (
+	onThread uint32 = iota
+	onTimer
+	noTimer // there is none to be had
+)
+
+const (
+	// crowdedBy is how late a sleep ends that no P had time to look at, crowdedFor how long
+	// a Thread is used then.
+	crowdedBy  = int64(time.Millisecond)
+	crowdedFor = int64(100 * time.Millisecond)
+)
+
+// past is a deadline that ends a read at once.
+var past = time.Unix(1, 0)
+
+// Sleep sleeps until the given time of event.RealClock, or until Wake.
+//
+// The way is published before the state is looked at; Wake looks at the way after its
+// caller has changed the state: a Wake that saw the way of an earlier sleep has changed the
+// state before this sleep looks at it.
+func (s *Timer) Sleep(until int64, state *atomic.Int64) {
+	start := now()
+	switch {
+	case start < s.crowded:
+		s.way.Store(onThread)
+		s.thread.Sleep(until, state)
+	case !s.open():
+		s.thread.Sleep(until, state)
+	default:
+		s.sleep(until, state)
+		if t := now(); t-max(start, until) > crowdedBy {
+			s.crowded = t + crowdedFor
+		}
+	}
+}
+
+// open makes the timer.
+func (s *Timer) open() bool {
+	if s.file != nil || s.way.Load() == noTimer {
+		return s.file != nil
+	}
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
+	if err == nil {
+		s.fd, s.file = fd, os.NewFile(uintptr(fd), "timerfd")
+		// A file that the netpoller did not take has no deadlines.
+		if err = s.file.SetReadDeadline(time.Time{}); err == nil {
+			s.conn, err = s.file.SyscallConn()
+		}
+		if err != nil {
+			_ = s.file.Close()
+		}
+	}
+	if err != nil {
+		s.file = nil
+		s.way.Store(noTimer)
+		return false
+	}
+	s.look = func(uintptr) bool {
+		ready := s.looked
+		s.looked = true
+		return ready || s.over()
+	}
+	return true
+}
+
+func (s *Timer) over() bool { return s.state.Load() != s.until || now() >= s.until }
+
+func (s *Timer) sleep(until int64, state *atomic.Int64) {
+	s.until, s.state = until, state
+	s.way.Store(onTimer)
+	// A time of 0 would disarm the timer.
+	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(1, until+monotonicOffset()))}
+	for !s.over() {
+		// The pointer is converted in the argument list and points to a variable that
+		// stays where it is for the length of the call, which does not block: hence raw.
+		_, _, errno := unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, uintptr(s.fd), unix.TFD_TIMER_ABSTIME,
+			uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
+		if errno != 0 {
+			return
+		}
+		// What makes it ready may be an earlier sleep's end, and so may be the deadline
+		// of a Wake that came when its sleep was over: that is taken back. Then the
+		// state is looked at again.
+		s.looked = false
+		if s.conn.Read(s.look) != nil {
+			_ = s.file.SetReadDeadline(time.Time{})
+		}
+	}
+	// The timer need not be read: the next setting clears it. But the P that the netpoller
+	// took from among the idle ones has not woken the runtime's monitor, without which
+	// a goroutine that computes is not preempted and a network that no P looks at is not
+	// looked at. An ordinary system call wakes it.
+	var b [8]byte
+	_, _ = unix.Read(s.fd, b[:])
+}
+
+// Wake ends a sleep whose state the caller has changed.
+func (s *Timer) Wake() {
+	if s.way.Load() == onTimer {
+		// No system call: the scheduler is told, and the caller's own P can run the sleeper.
+		_ = s.file.SetReadDeadline(past)
+		return
+	}
+	s.thread.Wake()
+}
+
+// Close frees the timer. The sleeping goroutine calls it when it has slept its last; a Wake
+// that comes later does nothing.
+func (s *Timer) Close() {
+	if s.file != nil {
+		_ = s.file.Close()
+	}
+}

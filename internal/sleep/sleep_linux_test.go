@@ -1,0 +1,81 @@
+package sleep
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gpuline/gpuline/internal/forbid"
+	"golang.org/x/sys/unix"
+)
+
+func nap(s *Timer, d time.Duration) {
+	var state atomic.Int64
+	until := now() + int64(d)
+	state.Store(until)
+	s.Sleep(until, &state)
+}
+
+func TestTimerWay(t *testing.T) {
+	s := new(Timer)
+	nap(s, 50*time.Microsecond)
+	if s.file == nil || s.way.Load() != onTimer {
+		t.Fatal("slept without the timer")
+	}
+	fd := s.fd
+
+	// While all P are busy, on the thread; then on the timer again.
+	s.crowded = now() + int64(time.Hour)
+	nap(s, 50*time.Microsecond)
+	if s.way.Load() != onThread {
+		t.Error("slept on the timer though nobody looks at it")
+	}
+	var state atomic.Int64
+	until := now() + int64(time.Hour)
+	state.Store(until)
+	go rouse(s, &state)
+	s.Sleep(until, &state)
+	s.crowded = 0
+	nap(s, 50*time.Microsecond)
+	if s.way.Load() != onTimer {
+		t.Error("did not go back to the timer")
+	}
+
+	s.Close()
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("descriptor after Close: %v", err)
+	}
+	s.Wake() // nothing
+}
+
+// A sleep for a time that is long over is no sign of busy processors.
+func TestPastIsNotCrowded(t *testing.T) {
+	s := new(Timer)
+	defer s.Close()
+	nap(s, -time.Minute)
+	if s.crowded > now()-int64(time.Second) && s.crowded != 0 {
+		t.Error("taken for a late sleep")
+	}
+}
+
+func TestNoDescriptor(t *testing.T) {
+	forbid.Syscalls(t, []forbid.Rule{{Call: unix.SYS_TIMERFD_CREATE, Any: true, Errno: unix.EMFILE}}, func(t *testing.T) {
+		s := new(Timer)
+		defer s.Close()
+		for range 3 {
+			start := now()
+			nap(s, 100*time.Microsecond)
+			if d := now() - start; d < int64(100*time.Microsecond) {
+				t.Errorf("slept for %v", time.Duration(d))
+			}
+		}
+		if s.way.Load() != noTimer || s.file != nil {
+			t.Error("found a timer")
+		}
+		var state atomic.Int64
+		until := now() + int64(time.Hour)
+		state.Store(until)
+		go rouse(s, &state)
+		s.Sleep(until, &state)
+	})
+}
