@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/gpuline/gpuline/fill"
+	"github.com/gpuline/gpuline/internal/asm"
 	"github.com/gpuline/gpuline/line"
+	"github.com/gpuline/gpuline/plan"
 )
 
 const many = 100_000
@@ -254,5 +256,59 @@ func TestManyTasks(t *testing.T) {
 			t.Error(err)
 		}
 		runtime.GC()
+	}
+}
+
+// storing is an Idle whose park makes the store that is waited for and returns.
+type storing struct {
+	w     *line.Word
+	store func()
+}
+
+func (s *storing) SleepUntil(time.Duration)                 {}
+func (s *storing) Park(_ []*fill.Watch, _, _ time.Duration) { s.store() }
+
+// BenchmarkReturn is the way from a park that has seen the store to the task: what
+// a wake costs beyond seeing it.
+func BenchmarkReturn(b *testing.B) {
+	for _, predicted := range []bool{false, true} {
+		name := "plain"
+		if predicted {
+			name = "predicted"
+		}
+		b.Run(name, func(b *testing.B) {
+			m, err := line.Map(1, false)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer m.Close()
+			w := &m.Lines[0][0]
+			seq, stored, total := uint64(0), uint64(0), uint64(0)
+			idle := &storing{store: func() {
+				w.Store(seq)
+				stored = asm.Ticks()
+			}}
+			var pt *plan.Point
+			if predicted {
+				p, err := plan.Parse("poll+predict:margin_us=1000,min_sleep_us=20,max_sleep_us=50000,window=8")
+				if err != nil {
+					b.Fatal(err)
+				}
+				pred, _ := p.Prediction()
+				pt = plan.NewEstimator[int](pred).Point(0)
+			}
+			b.ReportAllocs()
+			mustRunB(b, fill.Options{Idle: idle}, func(t *fill.Task) error {
+				d := line.Descriptor{Line: &m.Lines[0]}
+				for range b.N {
+					seq++
+					d.Target = seq
+					t.AwaitPoint(pt, d)
+					total += asm.Ticks() - stored
+				}
+				return nil
+			})
+			b.ReportMetric(float64(total)/float64(b.N), "ticks/wake")
+		})
 	}
 }

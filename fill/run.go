@@ -115,6 +115,8 @@ type run struct {
 	ctx       context.Context
 	clock     event.Clock
 	idle      Idle
+	looker    Looker      // idle, if it is one
+	thread    *threadIdle // idle, if it is one
 	parkBound time.Duration
 	inline    bool // naive: waits hold the thread
 
@@ -186,6 +188,8 @@ func newRun(ctx context.Context, opt Options, main func(*Task) error) (*run, err
 		}
 	}
 	r := &run{ctx: ctx, clock: opt.Clock, idle: opt.Idle, parkBound: opt.ParkBound, quota: -1, inline: opt.Executor == Naive, one: [1]*Watch{{}}}
+	r.looker, _ = r.idle.(Looker)
+	r.thread, _ = r.idle.(*threadIdle)
 	r.reached = func(t *Task) {
 		t.hit = true
 		if t.timed {
@@ -292,8 +296,8 @@ func (r *run) wake(t *Task) {
 // napped knows that it ended after the last look before the nap: that counts.
 func (r *run) sight(t *Task) sighting {
 	s := sighting{event.Exact, r.now - t.began}
-	if l, ok := r.idle.(Looker); ok && r.after == afterPark {
-		if seen := l.Looked(); seen > max(t.began, r.since) {
+	if r.looker != nil && r.after == afterPark {
+		if seen := r.looker.Looked(); seen > max(t.began, r.since) {
 			s.took = seen - t.began
 		}
 	}
@@ -379,7 +383,11 @@ func (r *run) rest() {
 		r.stats.Parked++
 		r.after = afterPark
 		r.idle.Park(w.hot, r.since, min(first, after(start, r.parkBound)))
-		r.now = r.clock.Now()
+		if r.thread != nil && r.thread.hit {
+			r.now = max(start, r.thread.looked)
+		} else {
+			r.now = r.clock.Now()
+		}
 	case first < never:
 		r.stats.Slept++
 		r.after = afterSleep

@@ -32,6 +32,7 @@ type threadIdle struct {
 	rotate    bool // the park watches one line
 	lone      bool // only one P: let other goroutines have it before a nap
 	looked    time.Duration
+	hit       bool // the last park ended right after looked: a word had changed
 	// oversleep is how much later than asked a sleep ended of late, on average: a few
 	// microseconds on bare metal, tens of them where a virtual processor has to be
 	// woken. Sleeps are made that much shorter and the rest is spent in a loop.
@@ -113,12 +114,12 @@ func (i *threadIdle) kernel(left time.Duration) time.Duration {
 
 // Park implements Idle.
 func (i *threadIdle) Park(lines []*Watch, since, until time.Duration) {
+	i.hit = false
 	now := i.clock.Now()
 	for end := min(after(since, i.spin), until); now < end; now = i.clock.Now() {
-		if i.woken.Load() || i.hold(lines, min(slice, end-now)) {
+		if i.woken.Load() || i.hold(lines, now, min(end, now+slice)) {
 			return
 		}
-		i.looked = now
 	}
 	for ; now < until; now = i.clock.Now() {
 		if i.woken.Load() || changed(lines) {
@@ -146,22 +147,32 @@ func (i *threadIdle) napAfter(waited time.Duration) time.Duration {
 	return max(min(waited/8, i.nap), waited/64, i.nap/8, time.Microsecond)
 }
 
-// hold keeps the processor for at most d, and reports whether a word changed.
-func (i *threadIdle) hold(lines []*Watch, d time.Duration) bool {
+// hold keeps the processor from now to end at most, and reports whether a word changed.
+func (i *threadIdle) hold(lines []*Watch, now, end time.Duration) bool {
 	if i.rotate {
 		i.turn++
 		w := lines[i.turn%len(lines)]
-		return i.park.WithSlice(d).WaitLine(words(w.Line), &w.Seen, d) || changed(lines)
-	}
-	for end := i.clock.Now() + d; ; {
-		if changed(lines) {
+		d := end - now
+		if i.park.WithSlice(d).WaitLine(words(w.Line), &w.Seen, d) || changed(lines) {
 			return true
 		}
-		if i.clock.Now() >= end {
+		i.looked = now
+		return false
+	}
+	// What is done after a store was seen is the wake's latency: the clock has been read by
+	// then. A look takes less time than a pause or a reading of the clock.
+	for !changed(lines) {
+		i.looked = now
+		asm.Pause()
+		if changed(lines) {
+			break
+		}
+		if now = i.clock.Now(); now >= end {
 			return false
 		}
-		asm.Pause()
 	}
+	i.hit = true
+	return true
 }
 
 // words is the line as package asm takes it. Sound because line.Line is an array

@@ -152,7 +152,7 @@ func TestParkLooksAtOtherLines(t *testing.T) {
 	idle.rotate = true
 	parked := map[int]bool{}
 	for range ls {
-		if idle.hold(watches, time.Microsecond) {
+		if idle.hold(watches, 0, time.Microsecond) {
 			t.Fatal("nothing was stored")
 		}
 		parked[idle.turn%len(ls)] = true
@@ -162,7 +162,7 @@ func TestParkLooksAtOtherLines(t *testing.T) {
 	}
 	ls[1][3].Store(1)
 	for range ls {
-		if !idle.hold(watches, time.Microsecond) {
+		if !idle.hold(watches, 0, time.Microsecond) {
 			t.Errorf("a slice on line %d did not notice the store to line 1", idle.turn%len(ls))
 		}
 	}
