@@ -23,8 +23,9 @@ type nap struct {
 
 	// What ends it early, kept from one wait to the next: waits in a loop have the same
 	// context, and to follow one anew allocates.
-	done <-chan struct{}
-	stop func() bool
+	done    <-chan struct{}
+	stop    func() bool
+	onEnded func() // rouse
 }
 
 const (
@@ -58,7 +59,7 @@ func (n *nap) follow(ctx context.Context) {
 	if done := ctx.Done(); done != n.done {
 		n.unfollow()
 		if done != nil {
-			n.done, n.stop = done, context.AfterFunc(ctx, n.rouse)
+			n.done, n.stop = done, context.AfterFunc(ctx, n.onEnded)
 		}
 	}
 }
@@ -124,7 +125,7 @@ func (p *naps) get() *nap {
 		return n
 	}
 	n := &nap{c: make(chan error, 1)}
-	n.wt.Sink, n.wt.Look = n, farOff
+	n.wt.Sink, n.wt.Look, n.onEnded = n, farOff, n.rouse
 	return n
 }
 

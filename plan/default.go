@@ -16,7 +16,7 @@ var standard = Plan{
 		backstopUS: time.Millisecond,
 	},
 	pred: Prediction{
-		margin:   50 * time.Microsecond,
+		margin:   40 * time.Microsecond,
 		minSleep: 20 * time.Microsecond,
 		maxSleep: 50 * time.Millisecond,
 		window:   8,
