@@ -19,8 +19,11 @@ func TestRingIsClosed(t *testing.T) {
 		}
 		return len(list)
 	}
-	before := fds()
-	for range 20 {
+	before := 0
+	for i := range 20 {
+		if i == 1 { // the first timer of the process opens the netpoller's descriptors
+			before = fds()
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 		_, err := Run(ctx, Options{Executor: IOUring}, func(t *Task) error {
 			t.Sleep(20 * time.Microsecond)
