@@ -384,7 +384,7 @@ func (r *run) rest() {
 		r.after = afterPark
 		r.idle.Park(w.hot, r.since, min(first, after(start, r.parkBound)))
 		if r.thread != nil && r.thread.hit {
-			r.now = max(start, r.thread.looked)
+			r.now = max(start, r.thread.at)
 		} else {
 			r.now = r.clock.Now()
 		}

@@ -32,7 +32,8 @@ type threadIdle struct {
 	rotate    bool // the park watches one line
 	lone      bool // only one P: let other goroutines have it before a nap
 	looked    time.Duration
-	hit       bool // the last park ended right after looked: a word had changed
+	hit       bool // the last park ended right after clock was read at: a word had changed
+	at        time.Duration
 	// oversleep is how much later than asked a sleep ended of late, on average: a few
 	// microseconds on bare metal, tens of them where a virtual processor has to be
 	// woken. Sleeps are made that much shorter and the rest is spent in a loop.
@@ -171,7 +172,7 @@ func (i *threadIdle) hold(lines []*Watch, now, end time.Duration) bool {
 			return false
 		}
 	}
-	i.hit = true
+	i.hit, i.at = true, now
 	return true
 }
 

@@ -135,17 +135,11 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 	slept, spun := false, false
 	look := p.look(s)
 	if look > 0 && p.spin > 0 && maySpin() {
-		var err error
-		if n := s.d.naps.get(); n != nil {
-			if err = s.nap(ctx, n, seq, start, look); err == nil && n.wt.DoneAt > 0 {
-				learn(point, &n.wt, start)
-				s.sweepIfHeld()
-			}
-			s.d.naps.put(n)
-		} else {
-			err = s.parked(ctx, seq, point, start, wish{look: look, early: true})
+		if s.confirms && s.seen(seq) {
+			// Done, if nobody has confirmed it yet: nothing to sleep for, or to learn.
+			return s.confirmed(ctx, seq)
 		}
-		if err != poller.ErrLook {
+		if err := s.napped(ctx, seq, point, start, look); err != poller.ErrLook {
 			return err
 		}
 		slept, look = true, 0
@@ -173,6 +167,15 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 		}
 	}
 	return s.parked(ctx, seq, point, start, wish{look: look, spun: spun, late: slept && !spun})
+}
+
+// seen reports whether the word has reached seq, confirmed or not.
+func (s *Stream) seen(seq uint64) bool {
+	if !s.gate.enter() {
+		return false
+	}
+	defer s.gate.leave()
+	return s.watch.Err() == nil && s.watch.Seen(seq)
 }
 
 // wish is what a goroutine asks of the waiter.

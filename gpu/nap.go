@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuline/gpuline/internal/sleep"
+	"github.com/gpuline/gpuline/plan"
 	"github.com/gpuline/gpuline/poller"
 )
 
@@ -17,12 +18,15 @@ import (
 // waiter for what may come in between: a failure, a close, somebody else's look.
 type nap struct {
 	wt    poller.Wait
-	c     chan error
+	c     chan error   // how the registration ended
+	over  atomic.Bool  // it has ended
 	state atomic.Int64 // until when it sleeps, or awake
 	sleep sleep.Timer
 
-	// What ends it early, kept from one wait to the next: waits in a loop have the same
-	// context, and to follow one anew allocates.
+	// What ends it early, kept from one wait to the next until that has another context:
+	// waits in a loop have the same, and to follow one anew allocates. Meanwhile the
+	// context is kept alive, and so is the goroutine that the context package starts to
+	// follow one of a kind that it does not know.
 	done    <-chan struct{}
 	stop    func() bool
 	onEnded func() // rouse
@@ -30,9 +34,9 @@ type nap struct {
 
 const (
 	awake = 0
-	// farOff is the look time of such a registration: the waiter is not to wake for it.
-	// Waking once in a while costs nothing, and ends the health tick that much after the
-	// last wait.
+	// farOff is how long after the nap's end the waiter would look for such a registration:
+	// it is not to wake for it. That it wakes once in a while costs nothing, and ends the
+	// health tick that much after the last wait.
 	farOff = time.Second
 	// maxNapLate bounds what a nap is shortened by.
 	maxNapLate = 100 * time.Microsecond
@@ -40,6 +44,7 @@ const (
 
 // Complete implements poller.Sink.
 func (n *nap) Complete(_ *poller.Wait, err error) {
+	n.over.Store(true)
 	n.c <- err // one place, and one registration at a time
 	n.rouse()
 }
@@ -71,16 +76,22 @@ func (n *nap) unfollow() {
 	}
 }
 
-// until sleeps until t, or until there is something in c or ctx has ended.
+// until sleeps until t, or until the registration or ctx has ended. It returns by how much
+// it overslept, negative when it was ended or did not sleep.
 //
-// The state is published, then what may have come is looked at; whoever brings it reads
-// the state afterwards: one of the two sees the other.
-func (n *nap) until(t time.Duration) {
+// The state is published, then it is looked whether one of them has ended; whoever ends it
+// reads the state afterwards: one of the two sees the other.
+func (n *nap) until(t time.Duration) time.Duration {
+	late := time.Duration(-1)
 	n.state.Store(int64(t))
-	if len(n.c) == 0 && !n.ended() && poller.Now() < t {
+	if !n.over.Load() && !n.ended() && poller.Now() < t {
 		n.sleep.Sleep(int64(t), &n.state)
+		if n.state.Load() != awake {
+			late = poller.Now() - t
+		}
 	}
 	n.state.Store(awake)
+	return late
 }
 
 func (n *nap) ended() bool {
@@ -125,7 +136,7 @@ func (p *naps) get() *nap {
 		return n
 	}
 	n := &nap{c: make(chan error, 1)}
-	n.wt.Sink, n.wt.Look, n.onEnded = n, farOff, n.rouse
+	n.wt.Sink, n.onEnded = n, n.rouse
 	return n
 }
 
@@ -171,7 +182,8 @@ func (s *Stream) nap(ctx context.Context, n *nap, seq uint64, start, look time.D
 	if !s.gate.enter() {
 		return s.closedErr()
 	}
-	n.wt.DoneAt = 0
+	n.wt.DoneAt, n.wt.Look = 0, look+farOff // look is a length that was once measured: no overflow
+	n.over.Store(false)
 	ok, err := s.watch.Add(&n.wt, seq)
 	s.gate.leave()
 	if !ok {
@@ -181,15 +193,16 @@ func (s *Stream) nap(ctx context.Context, n *nap, seq uint64, start, look time.D
 	p := &s.d.naps
 	end := start + look - time.Duration(p.late.Load())
 	for {
-		n.until(end)
-		now := poller.Now()
+		late := n.until(end)
 		switch {
-		case len(n.c) > 0:
+		case n.over.Load():
 			return <-n.c
 		case n.ended():
 			err = s.abandoned(seq, ctx.Err())
-		case now >= end:
-			p.overslept(now - end)
+		case poller.Now() >= end:
+			if late >= 0 {
+				p.overslept(late)
+			}
 			err = poller.ErrLook
 		default:
 			continue // roused by the end of an earlier wait's context
@@ -200,4 +213,20 @@ func (s *Stream) nap(ctx context.Context, n *nap, seq uint64, start, look time.D
 		// Completed, or being completed, at the same time: that stands.
 		return <-n.c
 	}
+}
+
+// napped is the first part of a predicted wait: it returns poller.ErrLook when the goroutine
+// is to look at the word.
+func (s *Stream) napped(ctx context.Context, seq uint64, point *plan.Point, start, look time.Duration) error {
+	n := s.d.naps.get()
+	if n == nil {
+		return s.parked(ctx, seq, point, start, wish{look: look, early: true})
+	}
+	defer s.d.naps.put(n)
+	err := s.nap(ctx, n, seq, start, look)
+	if err == nil && n.wt.DoneAt > 0 {
+		learn(point, &n.wt, start)
+		s.sweepIfHeld()
+	}
+	return err
 }

@@ -137,6 +137,69 @@ func TestNapAfterCancel(t *testing.T) {
 	}
 }
 
+// Work that is done, but not known to have succeeded, is nothing to sleep for, also while
+// the waiter sleeps for the sake of an earlier nap.
+func TestNapOfUnconfirmedWork(t *testing.T) {
+	f := newFake()
+	f.caps.WordProves = false
+	d := openFake(t, f, WithPlan(napPlan))
+	s, fs := openStream(t, d)
+	f.set(func() { f.manual = true })
+	for range 3 {
+		s.points[0].Exact(time.Hour)
+		n := d.naps.get()
+		d.naps.put(n)
+		seq := mark(t, s)
+		ctx, cancel := context.WithCancel(context.Background())
+		got := waitFor(s, ctx, seq)
+		asleep(n)
+		cancel()
+		if err := <-got; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		fs.land(-1)
+		if err := s.Wait(context.Background(), seq); err != nil {
+			t.Fatal(err)
+		}
+		// The same through the waiter.
+		seq = mark(t, s)
+		fs.land(-1)
+		wt, c := poller.NewWait()
+		wt.Look = time.Hour
+		if ok, err := s.Notify(wt, seq); err != nil {
+			t.Fatal(err)
+		} else if ok {
+			if err := <-c; err != nil {
+				t.Fatal(err)
+			}
+		}
+		if e := s.points[0].Estimate(); e.Late+e.Forgiven > 0 {
+			t.Errorf("taken for a late wake: %+v", e)
+		}
+	}
+}
+
+// A nap does not make the waiter look in vain, however long it is.
+func TestNapLeavesTheWaiterAsleep(t *testing.T) {
+	d, s, fs, n := napRig(t)
+	seq := mark(t, s)
+	ctx, cancel := context.WithCancel(context.Background())
+	got := waitFor(s, ctx, seq)
+	asleep(n)
+	if s.watch.Pending() != 1 {
+		t.Error("not registered")
+	}
+	if look := n.wt.Look; look <= s.points[0].Sleep() {
+		t.Errorf("the waiter would look after %v", look)
+	}
+	cancel()
+	<-got
+	if st := d.Stats().Waiter; st.Naps+st.Spins > 0 {
+		t.Errorf("it looked: %+v", st)
+	}
+	fs.land(-1)
+}
+
 // What a nap finds done at its end took at most as long.
 func TestNapLearns(t *testing.T) {
 	_, s, fs, n := napRig(t)

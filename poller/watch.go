@@ -233,6 +233,9 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 		}
 		return false, nil
 	}
+	if x.word.Reached(target) {
+		lookAt = now // nothing is left to sleep for but the query
+	}
 	x.mu.Unlock()
 	perturb()
 	if list {

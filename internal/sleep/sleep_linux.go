@@ -18,12 +18,18 @@ const (
 	futexMatchAny   = 0xffffffff
 )
 
-// monotonicOffset turns a time of now into one of CLOCK_MONOTONIC.
+// monotonicOffset turns a time of now into one of CLOCK_MONOTONIC. Each sample is the offset
+// and what passed between two readings of the clock: the least of some is the best, and too
+// large if anything, so that at the end of a sleep its time has come.
 var monotonicOffset = sync.OnceValue(func() int64 {
-	var ts unix.Timespec
-	before := now() // so that the error makes sleeps longer: at its end a sleep is over
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-	return ts.Nano() - before
+	best := int64(1<<63 - 1)
+	for range 16 {
+		var ts unix.Timespec
+		before := now()
+		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+		best = min(best, ts.Nano()-before)
+	}
+	return best
 })
 
 // Thread is a futex that a goroutine sleeps on together with its thread. The zero value is
@@ -118,10 +124,9 @@ func (s *Timer) Sleep(until int64, state *atomic.Int64) {
 	case start < s.crowded:
 		s.way.Store(onThread)
 		s.thread.Sleep(until, state)
-	case !s.open():
+	case !s.open() || !s.sleep(until, state):
 		s.thread.Sleep(until, state)
 	default:
-		s.sleep(until, state)
 		if t := now(); t-max(start, until) > crowdedBy {
 			s.crowded = t + crowdedFor
 		}
@@ -131,7 +136,7 @@ func (s *Timer) Sleep(until int64, state *atomic.Int64) {
 // open makes the timer.
 func (s *Timer) open() bool {
 	if s.file != nil || s.way.Load() == noTimer {
-		return s.file != nil
+		return s.way.Load() != noTimer
 	}
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err == nil {
@@ -159,7 +164,8 @@ func (s *Timer) open() bool {
 
 func (s *Timer) over() bool { return s.state.Load() != s.until || now() >= s.until }
 
-func (s *Timer) sleep(until int64, state *atomic.Int64) {
+// sleep reports whether the timer could be set.
+func (s *Timer) sleep(until int64, state *atomic.Int64) bool {
 	s.until, s.state = until, state
 	s.way.Store(onTimer)
 	// A time of 0 would disarm the timer.
@@ -169,8 +175,9 @@ func (s *Timer) sleep(until int64, state *atomic.Int64) {
 		// stays where it is for the length of the call, which does not block: hence raw.
 		_, _, errno := unix.RawSyscall6(unix.SYS_TIMERFD_SETTIME, uintptr(s.fd), unix.TFD_TIMER_ABSTIME,
 			uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
-		if errno != 0 {
-			return
+		if errno != 0 { // forbidden
+			s.way.Store(noTimer)
+			return false
 		}
 		// What makes it ready may be an earlier sleep's end, and so may be the deadline
 		// of a Wake that came when its sleep was over: that is taken back. Then the
@@ -186,6 +193,7 @@ func (s *Timer) sleep(until int64, state *atomic.Int64) {
 	// looked at. An ordinary system call wakes it.
 	var b [8]byte
 	_, _ = unix.Read(s.fd, b[:])
+	return true
 }
 
 // Wake ends a sleep whose state the caller has changed.

@@ -59,23 +59,30 @@ func TestPastIsNotCrowded(t *testing.T) {
 }
 
 func TestNoDescriptor(t *testing.T) {
-	forbid.Syscalls(t, []forbid.Rule{{Call: unix.SYS_TIMERFD_CREATE, Any: true, Errno: unix.EMFILE}}, func(t *testing.T) {
-		s := new(Timer)
-		defer s.Close()
-		for range 3 {
-			start := now()
-			nap(s, 100*time.Microsecond)
-			if d := now() - start; d < int64(100*time.Microsecond) {
-				t.Errorf("slept for %v", time.Duration(d))
-			}
-		}
-		if s.way.Load() != noTimer || s.file != nil {
-			t.Error("found a timer")
-		}
-		var state atomic.Int64
-		until := now() + int64(time.Hour)
-		state.Store(until)
-		go rouse(s, &state)
-		s.Sleep(until, &state)
-	})
+	for name, rule := range map[string]forbid.Rule{
+		"none left":         {Call: unix.SYS_TIMERFD_CREATE, Any: true, Errno: unix.EMFILE},
+		"must not set them": {Call: unix.SYS_TIMERFD_SETTIME, Any: true, Errno: unix.EPERM},
+	} {
+		t.Run(name, func(t *testing.T) {
+			forbid.Syscalls(t, []forbid.Rule{rule}, func(t *testing.T) {
+				s := new(Timer)
+				defer s.Close()
+				for range 3 {
+					start := now()
+					nap(s, 100*time.Microsecond)
+					if d := now() - start; d < int64(100*time.Microsecond) {
+						t.Errorf("slept for %v", time.Duration(d))
+					}
+				}
+				if s.way.Load() != noTimer {
+					t.Error("found a timer")
+				}
+				var state atomic.Int64
+				until := now() + int64(time.Hour)
+				state.Store(until)
+				go rouse(s, &state)
+				s.Sleep(until, &state)
+			})
+		})
+	}
 }
