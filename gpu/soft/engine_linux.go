@@ -22,9 +22,10 @@ func monotonic() int64 {
 	return ts.Nano()
 }
 
-// futexWake wakes all who wait on the low half of the word.
+// futexWake wakes all who wait on the low half of the word. The call does not block: hence
+// raw, so that the runtime's monitor is not woken for each piece of work.
 func futexWake(addr uint64) {
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(addr), futexWakePrivate, 1<<31-1, 0, 0, 0)
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(addr), futexWakePrivate, 1<<31-1, 0, 0, 0)
 }
 
 // futexWait blocks the calling thread in the kernel until it is woken, the low

@@ -166,6 +166,7 @@ func (s *Timer) over() bool { return s.state.Load() != s.until || now() >= s.unt
 
 // sleep reports whether the timer could be set.
 func (s *Timer) sleep(until int64, state *atomic.Int64) bool {
+	theMonitor.use()
 	s.until, s.state = until, state
 	s.way.Store(onTimer)
 	// A time of 0 would disarm the timer.
@@ -187,12 +188,7 @@ func (s *Timer) sleep(until int64, state *atomic.Int64) bool {
 			_ = s.file.SetReadDeadline(time.Time{})
 		}
 	}
-	// The timer need not be read: the next setting clears it. But the P that the netpoller
-	// took from among the idle ones has not woken the runtime's monitor, without which
-	// a goroutine that computes is not preempted and a network that no P looks at is not
-	// looked at. An ordinary system call wakes it.
-	var b [8]byte
-	_, _ = unix.Read(s.fd, b[:])
+	// The timer need not be read: the next setting clears it.
 	return true
 }
 

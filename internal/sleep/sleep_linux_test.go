@@ -1,6 +1,7 @@
 package sleep
 
 import (
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -84,5 +85,56 @@ func TestNoDescriptor(t *testing.T) {
 				s.Sleep(until, &state)
 			})
 		})
+	}
+}
+
+// A goroutine that computes after a sleep is preempted, although nobody has made a system call
+// since all P were idle.
+func TestPreemptedAfterSleep(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	s := new(Timer)
+	defer s.Close()
+	var ran atomic.Bool
+	for range 5 {
+		ran.Store(false)
+		// The runtime's monitor falls asleep meanwhile, as it does between waits.
+		for range 10 {
+			nap(s, 2*time.Millisecond)
+		}
+		go ran.Store(true)
+		for end := now() + int64(10*time.Second); !ran.Load(); {
+			if now() > end {
+				t.Fatal("another goroutine did not run for 10 s")
+			}
+		}
+	}
+}
+
+// The monitor is let go when nobody sleeps, and taken up again.
+func TestMonitor(t *testing.T) {
+	s := new(Timer)
+	defer s.Close()
+	for range 3 {
+		nap(s, 100*time.Microsecond)
+		if !theMonitor.on.Load() {
+			t.Fatal("off after a sleep")
+		}
+		for end := now() + int64(10*time.Second); theMonitor.on.Load(); time.Sleep(time.Millisecond) {
+			if now() > end {
+				t.Fatal("still on after 10 s")
+			}
+		}
+	}
+	// Sleeps that begin just as a period ends.
+	var m monitor
+	m.on.Store(true)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	m.used.Store(true)
+	if m.tick(timer); !m.on.Load() || m.used.Load() {
+		t.Error("a period with a sleep in it was not followed by another")
+	}
+	if m.tick(timer); m.on.Load() {
+		t.Error("a period without a sleep was followed by another")
 	}
 }
