@@ -94,6 +94,7 @@ type Timer struct {
 	looked  bool
 	until   int64
 	state   *atomic.Int64
+	late    int   // sleeps in a row that ended over crowdedBy late
 	crowded int64 // until then all P are taken to be busy
 }
 
@@ -105,7 +106,8 @@ const (
 
 const (
 	// crowdedBy is how late a sleep ends that no P had time to look at, crowdedFor how long
-	// a Thread is used then.
+	// a Thread is used after two in a row: one alone is late for other reasons, such as that
+	// the processor was another virtual machine's.
 	crowdedBy  = int64(time.Millisecond)
 	crowdedFor = int64(100 * time.Millisecond)
 )
@@ -127,8 +129,11 @@ func (s *Timer) Sleep(until int64, state *atomic.Int64) {
 	case !s.open() || !s.sleep(until, state):
 		s.thread.Sleep(until, state)
 	default:
-		if t := now(); t-max(start, until) > crowdedBy {
-			s.crowded = t + crowdedFor
+		t := now()
+		if t-max(start, until) <= crowdedBy {
+			s.late = 0
+		} else if s.late++; s.late >= 2 {
+			s.late, s.crowded = 1, t+crowdedFor // one more such will do
 		}
 	}
 }
