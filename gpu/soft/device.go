@@ -147,6 +147,9 @@ func (d *Device) Info() driver.Info {
 // Caps implements driver.Device. Words prove success unless Config.Unproven says
 // otherwise: once failing work has run, the store engine drops everything.
 func (d *Device) Caps() driver.Caps {
+	if d == nil {
+		return driver.Caps{}
+	}
 	c := driver.Caps{
 		StreamStore: true, WordProves: true, Events: true, Capture: true, Memory: true,
 		WhyProves: "the store engine drops everything that is queued behind failed work (a test proves it)",
@@ -340,6 +343,9 @@ func (d *Device) sweep() {
 
 // Retain implements driver.Device.
 func (d *Device) Retain() error {
+	if d == nil {
+		return errNilDevice
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.refs == 0 {
@@ -354,6 +360,9 @@ func (d *Device) Retain() error {
 // one is still not back then, memory that it may use is leaked, which is the error
 // (event.Leaked).
 func (d *Device) Release() error {
+	if d == nil {
+		return errNilDevice
+	}
 	d.mu.Lock()
 	if d.refs == 0 {
 		d.mu.Unlock()
@@ -427,6 +436,9 @@ func (d *Device) shutDown() error {
 // late or held included (they land), and for functions that run. A device that
 // has failed is settled once the engine has dropped what was queued.
 func (d *Device) Settle() error {
+	if d == nil {
+		return errNilDevice
+	}
 	d.queries.pass()
 	d.mu.Lock()
 	if d.dead {

@@ -54,6 +54,9 @@ func compareBase(b *block, addr uint64) int {
 }
 
 func (d *Device) alloc(n int, host bool) (uint64, error) {
+	if d == nil {
+		return 0, errNilDevice
+	}
 	what := "device memory of "
 	if host {
 		what = "host memory of "
@@ -88,6 +91,9 @@ func (d *Device) alloc(n int, host bool) (uint64, error) {
 // fail, as a page fault would, and stays mapped until the device is gone, so that
 // the fault is an error and not the end of the process.
 func (d *Device) release(base uint64, host bool) error {
+	if d == nil {
+		return errNilDevice
+	}
 	d.mu.Lock()
 	if d.dead {
 		d.mu.Unlock()
@@ -187,6 +193,9 @@ func (d *Device) FreeHost(host uintptr) error { return d.release(uint64(host), t
 // DeviceAddr implements driver.Device. Device addresses differ from host
 // addresses.
 func (d *Device) DeviceAddr(host uintptr) (uint64, error) {
+	if d == nil {
+		return 0, errNilDevice
+	}
 	if d.find(uint64(host), 1, true) == nil {
 		return 0, event.New(event.InvalidArgument, "device address of 0x"+strconv.FormatUint(uint64(host), 16), "no host memory of this device").WithStatus(statusInvalidValue)
 	}

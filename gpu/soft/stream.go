@@ -51,6 +51,9 @@ func (d *Device) NewStream() (driver.Stream, error) {
 // AdoptStream implements driver.Device. The handle is one that Stream.Handle of
 // this device returned; any other is event.ForeignStream.
 func (d *Device) AdoptStream(handle uintptr) (driver.Stream, error) {
+	if d == nil {
+		return nil, errNilDevice
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed || d.dead {
@@ -65,7 +68,12 @@ func (d *Device) AdoptStream(handle uintptr) (driver.Stream, error) {
 }
 
 // Device implements driver.Stream.
-func (s *Stream) Device() driver.Device { return s.q.d }
+func (s *Stream) Device() driver.Device {
+	if s == nil {
+		return (*Device)(nil)
+	}
+	return s.q.d
+}
 
 // Handle implements driver.Stream: a number that stands for the stream in this
 // process.
@@ -170,6 +178,9 @@ func (s *Stream) Fail(err error) error {
 
 // Store implements driver.Stream.
 func (s *Stream) Store(host uintptr, dev uint64, value uint64) error {
+	if s == nil {
+		return errNilStream
+	}
 	if s.closed.Load() {
 		return errStreamClosed
 	}
@@ -328,6 +339,9 @@ func (s *Stream) SyncSpin() error {
 
 // Record implements driver.Stream.
 func (s *Stream) Record() (driver.Event, error) {
+	if s == nil {
+		return nil, errNilStream
+	}
 	if s.closed.Load() {
 		return nil, errStreamClosed
 	}
