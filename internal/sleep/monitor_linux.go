@@ -18,13 +18,14 @@ import (
 // every sleep costs 30 us of CPU time each, a fifth of a wait of 2 ms. Instead a timer of
 // the runtime is kept pending from the first sleep on until there was none for a period: the
 // thread wakes with it, and stays awake if it finds a P that is not idle.
-type monitor struct{ on, used atomic.Bool }
+type monitor struct {
+	on, used atomic.Bool
+	// period is how long the thread sleeps at most.
+	period time.Duration
+}
 
-// period is how long the thread sleeps at most. It looks 100 times a second by itself when all
-// is well.
-const period = 20 * time.Millisecond
-
-var theMonitor monitor
+// When all is well the thread looks 100 times a second by itself.
+var theMonitor = monitor{period: 20 * time.Millisecond}
 
 // use notes a sleep that is about to begin.
 func (m *monitor) use() {
@@ -38,7 +39,7 @@ func (m *monitor) use() {
 	// can't be used outside.
 	var t *time.Timer
 	made := make(chan struct{})
-	t = time.AfterFunc(period, func() {
+	t = time.AfterFunc(m.period, func() {
 		<-made
 		m.tick(t)
 	})
@@ -56,5 +57,5 @@ func (m *monitor) tick(t *time.Timer) {
 			return
 		}
 	}
-	t.Reset(period)
+	t.Reset(m.period)
 }

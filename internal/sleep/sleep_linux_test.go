@@ -139,27 +139,25 @@ func TestPreemptedAfterSleep(t *testing.T) {
 func TestMonitor(t *testing.T) {
 	s := new(Timer)
 	defer s.Close()
-	for range 3 {
-		nap(s, 100*time.Microsecond)
-		if !theMonitor.on.Load() {
-			t.Fatal("off after a sleep")
-		}
-		for end := now() + int64(10*time.Second); theMonitor.on.Load(); time.Sleep(time.Millisecond) {
-			if now() > end {
-				t.Fatal("still on after 10 s")
-			}
+	nap(s, 100*time.Microsecond)
+	for end := now() + int64(10*time.Second); theMonitor.on.Load(); time.Sleep(time.Millisecond) {
+		if now() > end {
+			t.Fatal("still on after 10 s")
 		}
 	}
-	// Sleeps that begin just as a period ends.
-	var m monitor
-	m.on.Store(true)
+
+	m := monitor{period: time.Hour}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	m.used.Store(true)
-	if m.tick(timer); !m.on.Load() || m.used.Load() {
-		t.Error("a period with a sleep in it was not followed by another")
-	}
-	if m.tick(timer); m.on.Load() {
-		t.Error("a period without a sleep was followed by another")
+	for range 2 {
+		if m.use(); !m.on.Load() {
+			t.Error("off after a sleep")
+		}
+		if m.tick(timer); !m.on.Load() || m.used.Load() {
+			t.Error("a period with a sleep in it was not followed by another")
+		}
+		if m.tick(timer); m.on.Load() {
+			t.Error("a period without a sleep was followed by another")
+		}
 	}
 }
