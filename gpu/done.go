@@ -133,6 +133,7 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 	start := poller.Now()
 	point := s.points[p.band]
 	slept, spun := false, false
+	stillPending := time.Duration(0) // when it was seen pending between two sleeps
 	look := p.look(s)
 	if look > 0 && p.spin > 0 && maySpin() {
 		if s.confirms && s.seen(seq) {
@@ -141,6 +142,12 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 		}
 		if err := s.napped(ctx, seq, point, start, look); err != poller.ErrLook {
 			return err
+		}
+		if again := point.Again(); again > 0 && !s.seen(seq) {
+			stillPending = poller.Now() - start
+			if err := s.napped(ctx, seq, point, start, again); err != poller.ErrLook {
+				return err
+			}
 		}
 		slept, look = true, 0
 	}
@@ -158,10 +165,13 @@ func (s *Stream) wait(ctx context.Context, seq uint64) error {
 			if err := s.confirmed(ctx, seq); err != nil {
 				return err
 			}
-			if slept && !pending {
-				point.Missed(took)
-			} else {
+			switch {
+			case !slept || pending:
 				point.Exact(took)
+			case stillPending > 0:
+				point.MissedAgain(stillPending, took)
+			default:
+				point.Missed(took)
 			}
 			return nil
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuline/gpuline/event"
+	"github.com/gpuline/gpuline/plan"
 	"github.com/gpuline/gpuline/poller"
 )
 
@@ -289,4 +290,41 @@ func TestNapCloses(t *testing.T) {
 	if n := timers(); n != before {
 		t.Errorf("%d timers, %d before", n, before)
 	}
+}
+
+// A wait after a late wake is looked at early, and sleeps again when it is pending then.
+func TestNapAgain(t *testing.T) {
+	_, s, fs, n := napRig(t) // a window of 1: the late wake would be forgotten at once
+	s.points[0] = pointOf(t, "staged:spin_us=1000,nap_us=50,backstop_us=1000+predict:margin_us=50,min_sleep_us=20,max_sleep_us=1000000000,window=8")
+	p := s.points[0]
+	p.Exact(time.Hour)
+	p.Late(2 * time.Millisecond)
+	p.Exact(time.Hour)
+	if p.Sleep() > time.Millisecond || p.Again() < 10*time.Minute {
+		t.Fatalf("sleeps %v, then until %v", p.Sleep(), p.Again())
+	}
+	seq := mark(t, s)
+	got := waitFor(s, context.Background(), seq)
+	for n.state.Load() < int64(5*time.Minute) {
+		runtime.Gosched() // until it sleeps for the second time
+	}
+	wt, c := poller.NewWait()
+	if _, err := s.Notify(wt, seq); err != nil {
+		t.Error(err)
+	}
+	fs.land(-1)
+	<-c
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+}
+
+func pointOf(t *testing.T, text string) *plan.Point {
+	t.Helper()
+	pl, err := plan.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pred, _ := pl.Prediction()
+	return plan.NewEstimator[int](pred).Point(0)
 }

@@ -126,13 +126,16 @@ type Point struct {
 	pred  Prediction
 	order uint64
 	sleep atomic.Int64 // what follows from the rest, for readers without the lock
+	again atomic.Int64 // likewise
 
 	mu            sync.Mutex
 	ring          [maxWindow]time.Duration // the last pred.window residuals
 	min           time.Duration            // of those
 	samples, late uint64
 	forgiven      uint64
-	credit        uint8 // see Missed
+	credit        uint8         // see Missed
+	censored      uint16        // which places of the ring are of late wakes
+	exactMin      time.Duration // the minimum of the others, if the newest is one of them, else 0
 }
 
 // Sleep returns how long to sleep before the next wait: one atomic load.
@@ -151,8 +154,42 @@ func (p *Point) Exact(residual time.Duration) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.exact(max(residual, 0))
+}
+
+// exact is Exact; the caller holds mu.
+func (p *Point) exact(residual time.Duration) {
 	p.credit = min(p.credit+1, maxCredit)
-	p.record(max(residual, 0))
+	p.record(residual, false)
+}
+
+// Again returns how long after its start a wait may sleep once more that was seen pending
+// after the time of Sleep, 0 when it is to be watched from there on: one atomic load.
+//
+// A late wake halves the prediction for a window of waits. Each of these is looked at as
+// early as that asks for. But one that is pending then is not what was guarded against, and
+// what is known of such waits are the window's exact residuals, once there is one since the
+// late wake: their minimum, less the margin, is when to look next.
+func (p *Point) Again() time.Duration {
+	if p == nil {
+		return 0
+	}
+	return time.Duration(p.again.Load())
+}
+
+// MissedAgain records a wait that was seen pending after pending, and done by the first look
+// after the sleep of Again, after wake. As with Missed, a wake after what that sleep went by is
+// forgiven if it is rare. Else the wait counts as exact, and as having taken pending.
+func (p *Point) MissedAgain(pending, wake time.Duration) {
+	if p == nil || p.pred.window == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if wake > p.exactMin && p.forgive() {
+		return
+	}
+	p.exact(max(pending, 0))
 }
 
 // Late records a wait that the first look after the sleep found done, after
@@ -179,12 +216,20 @@ func (p *Point) Missed(wake time.Duration) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.samples > 0 && wake > p.min && p.credit >= missCost {
-		p.credit -= missCost
-		p.forgiven++
+	if p.samples > 0 && wake > p.min && p.forgive() {
 		return
 	}
 	p.recordLate(max(wake, 0))
+}
+
+// forgive reports whether there is credit for one more. The caller holds mu.
+func (p *Point) forgive() bool {
+	if p.credit < missCost {
+		return false
+	}
+	p.credit -= missCost
+	p.forgiven++
+	return true
 }
 
 const (
@@ -198,7 +243,7 @@ func (p *Point) recordLate(wake time.Duration) {
 		wake = min(wake, p.min)
 	}
 	p.late++
-	p.record(wake / 2)
+	p.record(wake/2, true)
 }
 
 // Observe records a finished wait by its outcome: Exact or Late with the wait's
@@ -216,12 +261,31 @@ func (p *Point) Observe(r event.Report) {
 }
 
 // record puts d in place of the oldest residual. The caller holds mu.
-func (p *Point) record(d time.Duration) {
+func (p *Point) record(d time.Duration, late bool) {
 	n := uint64(p.pred.window)
-	p.ring[p.samples%n] = d
+	i := p.samples % n
+	p.ring[i] = d
+	p.censored &^= 1 << i
+	if late {
+		p.censored |= 1 << i
+	}
 	p.samples++
-	p.min = slices.Min(p.ring[:min(p.samples, n)])
-	p.sleep.Store(int64(p.pred.sleep(p.min)))
+	all := p.ring[:min(p.samples, n)]
+	p.min, p.exactMin = slices.Min(all), 0
+	if !late {
+		p.exactMin = d
+		for i, r := range all {
+			if p.censored&(1<<i) == 0 {
+				p.exactMin = min(p.exactMin, r)
+			}
+		}
+	}
+	sleep, again := p.pred.sleep(p.min), p.pred.sleep(p.exactMin)
+	if sleep == 0 || again < sleep+p.pred.minSleep {
+		again = 0
+	}
+	p.sleep.Store(int64(sleep))
+	p.again.Store(int64(again))
 }
 
 // Estimate returns what the point has learned.

@@ -167,6 +167,60 @@ func TestEstimatorMissed(t *testing.T) {
 	}
 }
 
+// A wait that is still pending when a halved prediction has it looked at goes by what is
+// known of the others.
+func TestEstimatorAgain(t *testing.T) {
+	p := NewEstimator[int](field).Point(0)
+	check := func(what string, sleep, again time.Duration) {
+		t.Helper()
+		if p.Sleep() != sleep || p.Again() != again {
+			t.Errorf("%s: sleeps %v, and until %v; want %v and %v", what, p.Sleep(), p.Again(), sleep, again)
+		}
+	}
+	check("cold", 0, 0)
+	for range field.window {
+		p.Exact(2 * ms)
+		check("exact", 1850*us, 0)
+	}
+	p.Late(1900 * us)
+	check("late: nothing is known since", 800*us, 0)
+	p.Exact(1800 * us)
+	check("an exact wait since", 800*us, 1650*us)
+	p.Exact(1900 * us)
+	check("a longer one", 800*us, 1650*us)
+	for range 3 {
+		p.MissedAgain(800*us, 1900*us)
+	}
+	if e := p.Estimate(); e.Forgiven != 2 {
+		t.Errorf("%+v: ten exact waits pay for two", e)
+	}
+	check("missed too often, it took as long as it was seen pending", 650*us, 0)
+	for range field.window {
+		p.Exact(1200 * us)
+	}
+	check("the late wake has left the window", 1050*us, 0)
+
+	// Work of two lengths: the shorter counts while it is in the window.
+	p = NewEstimator[int](field).Point(0)
+	p.Exact(1200 * us)
+	p.Late(1 * ms)
+	p.Exact(2 * ms)
+	check("short, late, long", 350*us, 1050*us)
+	// Nothing to gain.
+	p = NewEstimator[int](field).Point(0)
+	p.Exact(400 * us)
+	p.Late(390 * us)
+	p.Exact(400 * us)
+	check("short work", 45*us, 250*us)
+	p.Late(100 * us)
+	p.Exact(400 * us)
+	check("too short to sleep for", 0, 0)
+	if (*Point)(nil).Again() != 0 {
+		t.Error("a nil point")
+	}
+	(*Point)(nil).MissedAgain(ms, ms)
+}
+
 // model is the estimator as the text states it.
 type model struct {
 	pred Prediction
