@@ -210,6 +210,8 @@ func (s *Stream) parked(ctx context.Context, seq uint64, point *plan.Point, star
 		s.sweepIfHeld()
 	case w.late: // reached by the time it was to be registered
 		point.Missed(poller.Now() - start)
+	case w.spun: // likewise, and pending just before
+		point.Exact(poller.Now() - start)
 	}
 	return err
 }

@@ -478,7 +478,7 @@ func TestBands(t *testing.T) {
 	s, ss := newStream(t, d)
 	for i, rows := range []uint64{0, 31, 32, 4096} {
 		steps.Publish(rows)
-		must(t, ss.Work(time.Millisecond))
+		must(t, ss.Work(30*time.Millisecond)) // not done before Wait is called
 		before := d.Stats().Blocked
 		must(t, s.Wait(context.Background(), markOn(t, s)))
 		if blocked := d.Stats().Blocked > before; blocked != (i < 2) {
