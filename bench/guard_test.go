@@ -75,12 +75,12 @@ func TestGuardWait(t *testing.T) {
 	})
 }
 
-// A goroutine is woken through a channel no later than a thread on an idle processor
-// can be woken at all, and usually in half of that.
+// A goroutine is woken through a channel no later than a thread on a processor that has been
+// idle for about as long can be woken at all, and usually in half of that.
 func TestGuardDone(t *testing.T) {
 	guard(t, func() (bool, string) {
 		raw := medianOf(t, floorJob("eventfd wake"), p50).Sample.P50
-		done := medianOf(t, cellJob("done+predict", "2ms"), p50).Sample.P50
+		done := medianOf(t, cellJob("done+predict", "200us"), p50).Sample.P50
 		return done <= 1.2*raw, "eventfd wake " + ns(raw) + ", Done " + ns(done)
 	})
 }
