@@ -118,18 +118,24 @@ func TestNapOfAnotherContext(t *testing.T) {
 	fs.land(-1)
 }
 
+// cancelNap has a Wait for seq end with its context, in its nap.
+func cancelNap(t *testing.T, s *Stream, n *nap, seq uint64) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	got := waitFor(s, ctx, seq)
+	asleep(n)
+	cancel()
+	if err := <-got; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
 // A context that ended is not taken for that of the next wait.
 func TestNapAfterCancel(t *testing.T) {
 	_, s, fs, n := napRig(t)
 	seq := mark(t, s)
 	for range 3 {
-		ctx, cancel := context.WithCancel(context.Background())
-		got := waitFor(s, ctx, seq)
-		asleep(n)
-		cancel()
-		if err := <-got; !errors.Is(err, context.Canceled) {
-			t.Fatal(err)
-		}
+		cancelNap(t, s, n, seq)
 	}
 	fs.land(-1)
 	s.points[0].Exact(time.Millisecond)
@@ -151,13 +157,7 @@ func TestNapOfUnconfirmedWork(t *testing.T) {
 		n := d.naps.get()
 		d.naps.put(n)
 		seq := mark(t, s)
-		ctx, cancel := context.WithCancel(context.Background())
-		got := waitFor(s, ctx, seq)
-		asleep(n)
-		cancel()
-		if err := <-got; !errors.Is(err, context.Canceled) {
-			t.Fatal(err)
-		}
+		cancelNap(t, s, n, seq)
 		fs.land(-1)
 		if err := s.Wait(context.Background(), seq); err != nil {
 			t.Fatal(err)
@@ -238,7 +238,7 @@ func TestNapLimit(t *testing.T) {
 	}
 	closed := make(chan struct{})
 	go func() { p.close(); close(closed) }()
-	for p.get(); ; runtime.Gosched() {
+	for ; ; runtime.Gosched() {
 		p.mu.Lock()
 		c := p.closed
 		p.mu.Unlock()

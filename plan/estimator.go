@@ -206,8 +206,8 @@ func (p *Point) Late(wake time.Duration) {
 // Missed is Late for waits whose sleep may itself have ended late: the processor was
 // somebody else's. A wake after the predicted completion says nothing about the work,
 // which may have taken exactly as long as was predicted, and to wake sooner next time is
-// no remedy for what happens now and then. So it is forgiven: nothing is recorded. Four
-// exact waits have to come between two that are forgiven; where sleeps end late more
+// no remedy for what happens now and then. So it is forgiven: nothing is recorded. Each
+// that is forgiven is paid for by four exact waits; where sleeps end late more
 // often than that, sooner is the remedy, and Missed is Late, as it is for a wake before
 // the predicted completion, which proves that the work was shorter.
 func (p *Point) Missed(wake time.Duration) {

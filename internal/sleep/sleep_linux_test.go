@@ -17,6 +17,15 @@ func nap(s *Timer, d time.Duration) {
 	s.Sleep(until, &state)
 }
 
+// wokenNap is a sleep of an hour that another goroutine ends.
+func wokenNap(s *Timer) {
+	var state atomic.Int64
+	until := now() + int64(time.Hour)
+	state.Store(until)
+	go rouse(s, &state)
+	s.Sleep(until, &state)
+}
+
 func TestTimerWay(t *testing.T) {
 	s := new(Timer)
 	nap(s, 50*time.Microsecond)
@@ -31,11 +40,7 @@ func TestTimerWay(t *testing.T) {
 	if s.way.Load() != onThread {
 		t.Error("slept on the timer though nobody looks at it")
 	}
-	var state atomic.Int64
-	until := now() + int64(time.Hour)
-	state.Store(until)
-	go rouse(s, &state)
-	s.Sleep(until, &state)
+	wokenNap(s)
 	s.crowded = 0
 	nap(s, 50*time.Microsecond)
 	if s.way.Load() != onTimer {
@@ -103,11 +108,7 @@ func TestNoDescriptor(t *testing.T) {
 				if s.way.Load() != noTimer {
 					t.Error("found a timer")
 				}
-				var state atomic.Int64
-				until := now() + int64(time.Hour)
-				state.Store(until)
-				go rouse(s, &state)
-				s.Sleep(until, &state)
+				wokenNap(s)
 			})
 		})
 	}
