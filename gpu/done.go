@@ -79,11 +79,11 @@ type doneSink Stream
 
 func (x *doneSink) Complete(wt *poller.Wait, err error) {
 	s := (*Stream)(x)
+	close(wt.Data.(chan struct{})) // first: somebody waits for it
+	wt.Data = nil
 	if err == nil {
 		s.observe(wt, s.points[wt.User])
 	}
-	close(wt.Data.(chan struct{}))
-	wt.Data = nil
 	doneWaits.Put(wt)
 }
 

@@ -1,0 +1,109 @@
+package poller
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// ahead wakes a second thread of the scheduler before it is needed.
+//
+// To make a goroutine runnable, by closing a channel for instance, also wakes an idle
+// thread to look for work, unless one is looking already (runtime.wakep). That is a
+// futex call, and it comes first: where it has to interrupt a virtual processor it
+// takes 3 to 15 us, and the goroutine whose wait is over, which the closer's own
+// thread is about to run, waits for it. To make another goroutine runnable while there
+// is still nothing to deliver has the thread woken early. It finds that goroutine next
+// in line on a P that runs, and leaves it there for 3 us, to which Linux adds the
+// thread's timer slack of 50 us (runtime.runqgrab). It uses no CPU meanwhile and counts
+// as looking for work: a close within that time takes 0.3 us.
+//
+// All of this is how the scheduler happens to be made. Nothing but time depends on it,
+// so time decides: the cost of a delivery is taken both ways, and threads are woken
+// ahead only where and as long as that pays (RATIONALE.md, "Why does the waiter start a
+// goroutine that does nothing?").
+//
+// Touched by the waiter's goroutine alone, but for what is atomic.
+type ahead struct {
+	out  atomic.Bool // the goroutine has been made runnable and has not run yet
+	c    chan struct{}
+	gone chan struct{}
+	// What a delivery takes on average, in ns, and what it takes while out.
+	cold, warm atomic.Int64
+
+	// The wait that is being looked for.
+	x      *Watch
+	target uint64
+	on     bool
+	starts int
+	waits  uint
+}
+
+const (
+	// aheadWorth is what a delivery must take for the other way to be tried, and
+	// aheadGain what that has to save.
+	aheadWorth = 2 * time.Microsecond
+	aheadGain  = time.Microsecond
+	// aheadTrial is how often the way that looks worse is taken, to see whether it
+	// still is.
+	aheadTrial = 32
+	// aheadStarts bounds the threads woken for one wait: one lasts for 55 us, and a
+	// prediction is off by less than two of them or by much more.
+	aheadStarts = 2
+)
+
+// looking is called before each look at the one word that something is pending on. It
+// reports whether it has woken a thread.
+func (a *ahead) looking(x *Watch, target uint64) bool {
+	if a.x != x || a.target != target {
+		a.x, a.target, a.starts = x, target, 0
+		a.waits++
+		cold := time.Duration(a.cold.Load())
+		a.on = cold >= aheadWorth && time.Duration(a.warm.Load()) <= cold-aheadGain
+		if cold >= aheadWorth && a.waits%aheadTrial == 0 {
+			a.on = !a.on
+		}
+	}
+	if !a.on || a.starts == aheadStarts || a.out.Load() {
+		return false
+	}
+	a.starts++
+	if runtime.GOMAXPROCS(0) == 1 {
+		return false // nobody to wake
+	}
+	if a.c == nil {
+		a.c, a.gone = make(chan struct{}, 1), make(chan struct{})
+		go a.run()
+	}
+	a.out.Store(true)
+	a.c <- struct{}{} // never blocks: one at a time
+	return true
+}
+
+func (a *ahead) run() {
+	defer close(a.gone)
+	for range a.c {
+		a.out.Store(false)
+	}
+}
+
+// delivered takes note of what it took to deliver the wait that looking was called for;
+// out is whether a goroutine was out when the delivery began.
+func (a *ahead) delivered(out bool, took time.Duration) {
+	mean := &a.cold
+	if out {
+		mean = &a.warm
+	}
+	old := mean.Load()
+	most := max(2*old, int64(2*aheadWorth)) // more is an accident
+	mean.Store(old + (min(int64(took), most)-old)/8)
+	a.x = nil
+}
+
+// end waits until the goroutine is gone.
+func (a *ahead) end() {
+	if a.c != nil {
+		close(a.c)
+		<-a.gone
+	}
+}
