@@ -20,10 +20,11 @@ func runMain(args []string) error {
 	fs := flag.NewFlagSet("run", flag.ExitOnError)
 	var o options
 	fs.BoolVar(&o.quick, "quick", false, "a few cells, in under a minute")
+	fs.BoolVar(&o.aims, "aims", false, "only what the library's aims are stated of, in a minute")
 	fs.StringVar(&o.driver, "driver", "soft", "driver of the device to wait for: "+rig.Drivers)
 	fs.StringVar(&o.only, "only", "", "regular expression: only these methods, floors and scales")
 	fs.StringVar(&o.cell, "cell", "", `regular expression: only these cells, as in "2ms/64/idle"`)
-	fs.DurationVar(&o.budget, "budget", 0, "how long the run may take (default 50s with -quick, else 14m)")
+	fs.DurationVar(&o.budget, "budget", 0, "how long the run may take (default 50s with -quick, 60s with -aims, else 14m)")
 	fs.Float64Var(&o.plant, "plant", 0, "burn this part of what each wait took after it, in our methods, to see that compare finds it")
 	out := fs.String("out", "", "write the results to this file, as JSON")
 	html := fs.String("html", "", "write a report with plots to this file")
@@ -50,6 +51,7 @@ func runMain(args []string) error {
 
 type options struct {
 	quick      bool
+	aims       bool
 	driver     string
 	only, cell string
 	budget     time.Duration
@@ -62,9 +64,16 @@ var (
 	allLoads   = []string{"idle", "busy", "gc"}
 )
 
-// cells returns the grid, or the part of it that a quick run has time for.
-func cells(quick bool) []result.Cell {
-	if quick {
+// cells returns the grid, or the part of it that a short run has time for.
+func cells(o options) []result.Cell {
+	if o.aims {
+		return []result.Cell{
+			{Work: "20us", Streams: 1, Load: "idle"},
+			{Work: "200us", Streams: 1, Load: "idle"},
+			{Work: "2ms", Streams: 1, Load: "idle"},
+		}
+	}
+	if o.quick {
 		return []result.Cell{
 			{Work: "20us", Streams: 1, Load: "idle"},
 			{Work: "2ms", Streams: 1, Load: "idle"},
@@ -84,6 +93,12 @@ func cells(quick bool) []result.Cell {
 	}
 	return all
 }
+
+// aimed are the methods and floors that aims are stated of, and the scale.
+var (
+	aimed      = regexp.MustCompile(`^(spin|(wait|done|fill)(\+predict)?|spinning reader|eventfd wake, .*|completion, 1024 words)$`)
+	aimedScale = 102_400
+)
 
 // quickMethod leaves out of a quick run what it has no time for: event loops without
 // a prediction, where there can be one, and the one through the netpoller.
@@ -143,13 +158,19 @@ type step struct {
 func run(ctx context.Context, o options, progress *report.Progress) (*result.File, error) {
 	if o.budget == 0 {
 		o.budget = 14 * time.Minute
-		if o.quick {
+		switch {
+		case o.aims:
+			o.budget = time.Minute
+		case o.quick:
 			o.budget = 50 * time.Second
 		}
 	}
 	start := time.Now()
 	f := &result.File{Started: start, Mode: "full", Driver: o.driver, Machine: rig.Machine(), Rounds: rounds, Plan: rig.PlanText(true)}
-	if o.quick {
+	switch {
+	case o.aims:
+		f.Mode = "aims"
+	case o.quick:
 		f.Mode = "quick"
 	}
 	stolen, ticks := sys.Stolen()
@@ -202,10 +223,11 @@ func run(ctx context.Context, o options, progress *report.Progress) (*result.Fil
 // planRun lists what is to be measured, with a place in the file for each, and
 // spreads the time over it.
 func planRun(f *result.File, o options) ([]*step, error) {
-	only, err := regexp.Compile(o.only)
+	pattern, err := regexp.Compile(o.only)
 	if err != nil {
 		return nil, err
 	}
+	only := func(name string) bool { return pattern.MatchString(name) && (!o.aims || aimed.MatchString(name)) }
 	cell, err := regexp.Compile(o.cell)
 	if err != nil {
 		return nil, err
@@ -219,7 +241,7 @@ func planRun(f *result.File, o options) ([]*step, error) {
 	}
 	names, what := rig.Floors()
 	for i, name := range names {
-		if !only.MatchString(name) || o.cell != "" {
+		if !only(name) || o.cell != "" {
 			continue
 		}
 		row := &result.Row{Method: name, What: what[i]}
@@ -232,14 +254,17 @@ func planRun(f *result.File, o options) ([]*step, error) {
 		})
 	}
 	for _, s := range rig.Scales() {
-		if !only.MatchString(s.Name) || o.cell != "" {
+		if !only(s.Name) || o.cell != "" {
 			continue
 		}
 		xs := s.X
 		if len(xs) == 0 {
 			xs = []int{0}
 		}
-		if o.quick && len(xs) > 3 {
+		switch {
+		case o.aims:
+			xs = []int{aimedScale}
+		case o.quick && len(xs) > 3:
 			xs = []int{xs[0], xs[2]}
 		}
 		for _, x := range xs {
@@ -273,12 +298,12 @@ func planRun(f *result.File, o options) ([]*step, error) {
 	}
 	weights := 0.0
 	grid := len(steps)
-	for _, c := range cells(o.quick) {
+	for _, c := range cells(o) {
 		if !cell.MatchString(fmt.Sprintf("%s/%d/%s", c.Work, c.Streams, c.Load)) {
 			continue
 		}
 		for _, m := range rig.Methods() {
-			if !only.MatchString(m.Name) && m.Name != report.Reference {
+			if !only(m.Name) && m.Name != report.Reference {
 				continue
 			}
 			if m.Name == report.Reference && c.Load == "idle" || o.quick && o.only == "" && !quickMethod(m, c) {

@@ -63,6 +63,7 @@ func Text(w io.Writer, f *result.File) {
 			fmt.Fprintln(w, " ", l)
 		}
 	}
+	aims(w, f)
 	if lost := Lost(f); len(lost) > 0 {
 		fmt.Fprintln(w, "\nbaselines that beat every one of ours, faster at p50 and p99 and cheaper, in every round:")
 		for _, l := range lost {

@@ -20,7 +20,7 @@ type File struct {
 	Format  int       `json:"format"`
 	Started time.Time `json:"started"`
 	Seconds float64   `json:"seconds"`
-	// Mode is "quick" or "full".
+	// Mode is "quick", "aims" or "full".
 	Mode   string `json:"mode"`
 	Driver string `json:"driver"`
 	// Plan is the wait plan of the methods that predict.
@@ -82,6 +82,13 @@ type Row struct {
 	// compressed), in nanoseconds.
 	Hist []byte `json:"hist,omitempty"`
 }
+
+// EventfdIdle is how long the processor has been idle on which a thread is woken through
+// an eventfd, in the floors that EventfdWake names: as long as the works of cells take.
+var EventfdIdle = []string{"20us", "200us", "2ms"}
+
+// EventfdWake names the floor.
+func EventfdWake(idle string) string { return "eventfd wake, " + idle + " idle" }
 
 // Sample is one process's measurement. Latencies are from the device's store to the
 // goroutine that waited for it, in nanoseconds.

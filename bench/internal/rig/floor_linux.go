@@ -9,34 +9,52 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuline/gpuline/bench/internal/result"
 	"github.com/gpuline/gpuline/bench/internal/sys"
 	"github.com/gpuline/gpuline/gpu/soft"
 	"github.com/gpuline/gpuline/uring"
 )
 
 func rawFloors() []floor {
-	return []floor{
+	fs := []floor{
 		{"futex wake", "a thread blocked in futex(2) on an idle processor, woken from another", futexFloor},
-		{"eventfd wake", "a thread blocked in read(2) on an eventfd on an idle processor, woken from another", eventfdFloor},
-		{"epoll wake", "a thread blocked in epoll_wait(2) for an eventfd on an idle processor, woken from another", epollFloor},
-		{"ring message", "a thread blocked in io_uring_enter(2) on an idle processor, sent a message by another ring", messageFloor},
-		{"kernel sleep", "how late a thread wakes from clock_nanosleep(2) of 100 us with the least timer slack", sleepFloor},
+		{"eventfd wake", "a thread blocked in read(2) on an eventfd on an idle processor, woken from another", eventfdFloor(floorWork)},
 	}
+	for _, idle := range result.EventfdIdle {
+		fs = append(fs, floor{result.EventfdWake(idle), "the same on a processor that has been idle for " + idle, eventfdFloor(must(time.ParseDuration(idle)))})
+	}
+	return append(fs,
+		floor{"epoll wake", "a thread blocked in epoll_wait(2) for an eventfd on an idle processor, woken from another", epollFloor},
+		floor{"ring message", "a thread blocked in io_uring_enter(2) on an idle processor, sent a message by another ring", messageFloor},
+		floor{"kernel sleep", "how late a thread wakes from clock_nanosleep(2) of 100 us with the least timer slack", sleepFloor},
+	)
+}
+
+func must(d time.Duration, err error) time.Duration {
+	if err != nil {
+		panic(err) // a constant of this module
+	}
+	return d
 }
 
 // pair runs a sleeper and its waker on two threads, tied to different processors
 // where there are several. sleep blocks until woken, wake wakes; both are raw, with
-// nothing of Go's scheduler.
-func pair(j Job, note func(int64, time.Duration), sleep, wake func() error) error {
+// nothing of Go's scheduler. The sleeper's processor is idle for that long, while the
+// waker sleeps and, for the last moments, looks at the clock, as who waits for a
+// device would: it is awake when it is to wake.
+func pair(j Job, idle time.Duration, note func(int64, time.Duration), sleep, wake func() error) error {
+	const awake = 45 * time.Microsecond
 	type woken struct {
 		at, cpu time.Duration
 		err     error
 	}
 	start, done := make(chan struct{}), make(chan woken)
+	var ready atomic.Int64
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		_ = sys.Pin(-1)
 		for range start {
+			ready.Add(1)
 			cpu := sys.ThreadCPU()
 			err := sleep()
 			at := soft.Now()
@@ -47,11 +65,20 @@ func pair(j Job, note func(int64, time.Duration), sleep, wake func() error) erro
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_ = sys.Pin(0)
-	ts := unix.NsecToTimespec(int64(floorWork))
+	sys.SetTimerSlack(1)
 	end := time.Now().Add(j.Measure)
-	for n := 0; time.Now().Before(end); n++ {
+	for n := int64(0); time.Now().Before(end); n++ {
 		start <- struct{}{}
-		_ = unix.Nanosleep(&ts, nil)
+		for ready.Load() <= n {
+			runtime.Gosched()
+		}
+		until := soft.Now() + 5*time.Microsecond + idle // the sleeper is about to make its call
+		if idle > 2*awake {
+			ts := unix.NsecToTimespec(int64(idle - awake))
+			_ = unix.Nanosleep(&ts, nil)
+		}
+		for soft.Now() < until {
+		}
 		cpu := sys.ThreadCPU()
 		at := soft.Now()
 		if err := wake(); err != nil {
@@ -73,7 +100,7 @@ func futexFloor(j Job, note func(int64, time.Duration)) error {
 	const wait, wake = 0 | 128, 1 | 128 // private
 	var word atomic.Uint32
 	seen := uint32(0)
-	return pair(j, note, func() error {
+	return pair(j, floorWork, note, func() error {
 		for word.Load() == seen {
 			_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&word)), wait, uintptr(seen), 0, 0, 0)
 		}
@@ -89,12 +116,14 @@ func futexFloor(j Job, note func(int64, time.Duration)) error {
 	})
 }
 
-func eventfdFloor(j Job, note func(int64, time.Duration)) error {
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		return err
+func eventfdFloor(idle time.Duration) func(Job, func(int64, time.Duration)) error {
+	return func(j Job, note func(int64, time.Duration)) error {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+		if err != nil {
+			return err
+		}
+		return pair(j, idle, note, func() error { return readEventfd(fd) }, func() error { return writeEventfd(fd) })
 	}
-	return pair(j, note, func() error { return readEventfd(fd) }, func() error { return writeEventfd(fd) })
 }
 
 func epollFloor(j Job, note func(int64, time.Duration)) error {
@@ -111,7 +140,7 @@ func epollFloor(j Job, note func(int64, time.Duration)) error {
 		return err
 	}
 	var got [1]unix.EpollEvent
-	return pair(j, note, func() error {
+	return pair(j, floorWork, note, func() error {
 		for {
 			n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(ep), uintptr(unsafe.Pointer(&got)), 1, ^uintptr(0), 0, 0)
 			if errno == 0 && n == 1 {
@@ -157,7 +186,7 @@ func messageFloor(j Job, note func(int64, time.Duration)) error {
 	if err != nil {
 		return errors.Join(err, to.Close())
 	}
-	err = pair(j, note, func() error {
+	err = pair(j, floorWork, note, func() error {
 		for {
 			ok, err := to.Wait(-1)
 			if err != nil && !errors.Is(err, unix.EINTR) {
