@@ -18,6 +18,10 @@ import (
 // thread's timer slack of 50 us (runtime.runqgrab). It uses no CPU meanwhile and counts
 // as looking for work: a close within that time takes 0.3 us.
 //
+// After a long sleep there is another cost of a few microseconds: the scheduler's code
+// and data have left the processor's caches. The goroutine is woken and heard back from
+// first then, which is the way that the delivery will take.
+//
 // All of this is how the scheduler happens to be made. Nothing but time depends on it,
 // so time decides: the cost of a delivery is taken both ways, and threads are woken
 // ahead only where and as long as that pays (RATIONALE.md, "Why does the waiter start a
@@ -26,10 +30,13 @@ import (
 // Touched by the waiter's goroutine alone, but for what is atomic.
 type ahead struct {
 	out  atomic.Bool // the goroutine has been made runnable and has not run yet
-	c    chan struct{}
+	c    chan bool   // true: answer
+	back chan struct{}
 	gone chan struct{}
 	// What a delivery takes on average, in ns, and what it takes while out.
 	cold, warm atomic.Int64
+
+	lastAt int64 // when the last delivery ended
 
 	// The wait that is being looked for.
 	x      *Watch
@@ -50,11 +57,13 @@ const (
 	// aheadStarts bounds the threads woken for one wait: one lasts for 55 us, and a
 	// prediction is off by less than two of them or by much more.
 	aheadStarts = 2
+	// aheadCold is how long after a delivery the next has to be rehearsed.
+	aheadCold = 500 * time.Microsecond
 )
 
 // looking is called before each look at the one word that something is pending on. It
 // reports whether it has woken a thread.
-func (a *ahead) looking(x *Watch, target uint64) bool {
+func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 	if a.x != x || a.target != target {
 		a.x, a.target, a.starts = x, target, 0
 		a.waits++
@@ -72,32 +81,40 @@ func (a *ahead) looking(x *Watch, target uint64) bool {
 		return false // nobody to wake
 	}
 	if a.c == nil {
-		a.c, a.gone = make(chan struct{}, 1), make(chan struct{})
+		a.c, a.back, a.gone = make(chan bool, 1), make(chan struct{}, 1), make(chan struct{})
 		go a.run()
 	}
+	if a.starts == 1 && now-a.lastAt > int64(aheadCold) {
+		a.c <- true
+		<-a.back
+	}
 	a.out.Store(true)
-	a.c <- struct{}{} // never blocks: one at a time
+	a.c <- false // neither send blocks: one at a time
 	return true
 }
 
 func (a *ahead) run() {
 	defer close(a.gone)
-	for range a.c {
+	for answer := range a.c {
+		if answer {
+			a.back <- struct{}{}
+			continue
+		}
 		a.out.Store(false)
 	}
 }
 
 // delivered takes note of what it took to deliver the wait that looking was called for;
-// out is whether a goroutine was out when the delivery began.
-func (a *ahead) delivered(out bool, took time.Duration) {
+// out is whether the goroutine was out when the delivery began.
+func (a *ahead) delivered(out bool, start, end int64) {
 	mean := &a.cold
 	if out {
 		mean = &a.warm
 	}
 	old := mean.Load()
 	most := max(2*old, int64(2*aheadWorth)) // more is an accident
-	mean.Store(old + (min(int64(took), most)-old)/8)
-	a.x = nil
+	mean.Store(old + (min(end-start, most)-old)/8)
+	a.x, a.lastAt = nil, end
 }
 
 // end waits until the goroutine is gone.

@@ -8,19 +8,19 @@ import (
 
 // wait plays one wait through: looks, and a delivery that takes what takes says of
 // whether a goroutine is out. It returns how many threads were woken.
-func (a *ahead) wait(x *Watch, target uint64, looks int, takes func(out bool) time.Duration) (woken int) {
+func (a *ahead) wait(x *Watch, target uint64, looks int, now int64, takes func(out bool) time.Duration) (woken int) {
 	for range looks {
-		if a.looking(x, target) {
+		if a.looking(x, target, now) {
 			woken++
 		}
 	}
 	out := a.out.Load()
-	a.delivered(out, takes(out))
+	a.delivered(out, now, now+int64(takes(out)))
 	return woken
 }
 
 // back waits until the goroutine has run.
-func (a *ahead) back() {
+func (a *ahead) settle() {
 	for a.out.Load() {
 		runtime.Gosched()
 	}
@@ -36,13 +36,14 @@ func TestAheadFollowsTheCost(t *testing.T) {
 		}
 		return 8 * us
 	}
-	target := uint64(0)
+	target, now := uint64(0), int64(0)
 	play := func(a *ahead, n int, takes func(bool) time.Duration) (woken int) {
 		x := new(Watch)
 		for range n {
 			target++
-			woken += a.wait(x, target, 2, takes)
-			a.back()
+			now += int64(target % 2 * 1000 * uint64(us)) // every other one after a long sleep
+			woken += a.wait(x, target, 2, now, takes)
+			a.settle()
 		}
 		return woken
 	}
@@ -94,9 +95,9 @@ func TestAheadIsBounded(t *testing.T) {
 	a.cold.Store(int64(10 * time.Microsecond))
 	woken := 0
 	for range 100 {
-		if a.looking(x, 1) {
+		if a.looking(x, 1, 0) {
 			woken++
-			a.back()
+			a.settle()
 		}
 	}
 	if woken == 0 || woken > aheadStarts {
@@ -111,7 +112,7 @@ func TestAheadIsBounded(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	a = new(ahead)
 	a.cold.Store(int64(10 * time.Microsecond))
-	if a.looking(x, 2) || a.c != nil {
+	if a.looking(x, 2, 0) || a.c != nil {
 		t.Error("a goroutine was started with one processor, where it keeps nobody awake")
 	}
 }

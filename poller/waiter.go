@@ -384,7 +384,7 @@ func (w *Waiter) run() {
 				yielded = now
 				Yield()
 			}
-			if s.busy == 1 && w.ahead.looking(s.hot, s.hot.min.Load()) {
+			if s.busy == 1 && w.ahead.looking(s.hot, s.hot.min.Load(), now) {
 				w.stats.ahead.Add(1)
 			}
 			w.spin(s)
@@ -534,7 +534,7 @@ func (w *Waiter) deliver(now int64) {
 	if len(w.batch.waits) == 1 && w.ahead.x != nil {
 		out, start := w.ahead.out.Load(), nanotime()
 		w.batch.deliver(now, nil)
-		w.ahead.delivered(out, time.Duration(nanotime()-start))
+		w.ahead.delivered(out, start, nanotime())
 	} else {
 		w.batch.deliver(now, nil)
 	}

@@ -42,8 +42,9 @@ type Thread struct{ epoch atomic.Uint32 }
 //
 // The thread's timer slack (50 us by default, prctl(2)) would be added to every
 // sleep, so it is set to 1 ns first; for that the goroutine is locked to the
-// thread until the sleep is over. The slack stays lowered: it matters only to
-// timed sleeps, which the Go runtime makes in whole milliseconds.
+// thread until the sleep is over. Afterwards the thread gets its default back: the
+// scheduler's own threads sleep for 3 us now and then (runtime.runqgrab), and not
+// having the slack in those changes what the next goroutine's wake costs.
 //
 // unix.Syscall6, not RawSyscall6: the P is given up for the length of the sleep.
 func (s *Thread) Sleep(until int64, state *atomic.Int64) {
@@ -51,6 +52,9 @@ func (s *Thread) Sleep(until int64, state *atomic.Int64) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, 1, 0, 0, 0, 0)
+	defer func() {
+		_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, 0, 0, 0, 0, 0)
+	}()
 	for {
 		e := s.epoch.Load()
 		if state.Load() != until {
