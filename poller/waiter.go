@@ -558,7 +558,6 @@ func (w *Waiter) deliver(now int64) {
 // collect moves every wait that value completes into the batch, in target order.
 func (w *Waiter) collect(x *Watch, value uint64, now int64) {
 	x.mu.Lock()
-	defer x.mu.Unlock()
 	late := uint64(0)
 	for h := x.q.peek(); h != nil && line.Reached(value, h.target); h = x.q.peek() {
 		x.q.remove(h)
@@ -576,6 +575,7 @@ func (w *Waiter) collect(x *Watch, value uint64, now int64) {
 	}
 	x.n.Store(int64(x.q.n))
 	x.refresh()
+	x.mu.Unlock()
 }
 
 // spin looks at the hot words for one slice. With a single busy word the slice

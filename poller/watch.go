@@ -274,8 +274,13 @@ func (x *Watch) refresh() {
 		look, early := x.q.look()
 		x.min.Store(h.target)
 		x.look.Store(look)
-		x.early.Store(early)
-		x.spun.Store(h.Spun)
+		// These seldom change, and a store costs ten times a load.
+		if x.early.Load() != early {
+			x.early.Store(early)
+		}
+		if x.spun.Load() != h.Spun {
+			x.spun.Store(h.Spun)
+		}
 	}
 }
 
