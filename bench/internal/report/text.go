@@ -98,7 +98,10 @@ func Notes(f *result.File) (out []string) {
 		out = append(out, fmt.Sprintf("the machine was busy when the run began (load %.1f on %d processors): the numbers say little", f.Machine.Load, f.Machine.CPUs))
 	}
 	if f.Machine.Stolen > 0.01 {
-		out = append(out, fmt.Sprintf("the hypervisor gave %.1f %% of the CPU time to others during the run", 100*f.Machine.Stolen))
+		out = append(out, fmt.Sprintf("the hypervisor gave %.1f %% of the CPU time to others during the samples", 100*f.Machine.Stolen))
+	}
+	if f.Again > 0 || f.Disturbed > 0 {
+		out = append(out, fmt.Sprintf("%d samples were taken again because the hypervisor gave over 1 %% of their time to others; %d that were kept are disturbed so", f.Again, f.Disturbed))
 	}
 	if f.Machine.CPUs <= 2 && f.Driver == "soft" {
 		out = append(out, fmt.Sprintf("the soft device takes one of the %d processors while work is about to end", f.Machine.CPUs))

@@ -27,7 +27,12 @@ type File struct {
 	Plan   string `json:"plan"`
 	Rounds int    `json:"rounds"`
 	// Cut says that the time was over before all rounds were.
-	Cut     bool     `json:"cut,omitempty"`
+	Cut bool `json:"cut,omitempty"`
+	// Again is how many samples were taken once more because the hypervisor gave some of
+	// the time to others meanwhile, Disturbed in how many of those kept it did.
+	Again     int `json:"again,omitempty"`
+	Disturbed int `json:"disturbed,omitempty"`
+
 	Machine Machine  `json:"machine"`
 	Rows    []*Row   `json:"rows"`
 	Floors  []*Row   `json:"floors"`
@@ -44,7 +49,8 @@ type Machine struct {
 	Go       string `json:"go"`
 	Revision string `json:"revision,omitempty"`
 	// Load is the load average when the run began, Stolen the share of CPU time
-	// that the hypervisor gave to others during the run. Either makes a run noisy.
+	// that the hypervisor gave to others during the samples that were kept. Either
+	// makes a run noisy.
 	Load   float64 `json:"load"`
 	Stolen float64 `json:"stolen"`
 }
