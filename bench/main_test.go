@@ -13,6 +13,7 @@ import (
 	"github.com/gpuline/gpuline/bench/internal/report"
 	"github.com/gpuline/gpuline/bench/internal/result"
 	"github.com/gpuline/gpuline/bench/internal/rig"
+	"github.com/gpuline/gpuline/bench/internal/sys"
 )
 
 func TestMain(m *testing.M) {
@@ -152,5 +153,49 @@ func TestFloorsAndScales(t *testing.T) {
 		if s.Exec && a.Wall <= 0 {
 			t.Errorf("%s took %v", s.Name, a.Wall)
 		}
+	}
+}
+
+// Samples during which the hypervisor gave time to others are taken again.
+func TestDisturbedSamples(t *testing.T) {
+	var total, stolen float64
+	reads := 0
+	takes := func(disturbed func(sample int) bool) {
+		total, stolen, reads = 0, 0, 0
+		readStolen = func() (float64, float64) {
+			if reads%2 == 1 {
+				total += 200
+				if disturbed(reads / 2) {
+					stolen += 20
+				}
+			}
+			reads++
+			return stolen, total
+		}
+	}
+	defer func() { readStolen = sys.Stolen }()
+	o := options{driver: "soft", budget: time.Second, patience: 20 * time.Second, only: "^spin$", cell: "^20us/1/idle"}
+	start := func() *result.File {
+		f, err := run(context.Background(), o, report.NewProgress(os.Stderr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(f.Rows) != 1 || len(f.Rows[0].Samples) != rounds {
+			t.Fatalf("%d rows, %d samples in the first, want 1 and %d", len(f.Rows), len(f.Rows[0].Samples), rounds)
+		}
+		return f
+	}
+	takes(func(int) bool { return false })
+	if f := start(); f.Again != 0 || f.Disturbed != 0 || f.Machine.Stolen != 0 {
+		t.Errorf("undisturbed: %d taken again, %d disturbed, %v stolen", f.Again, f.Disturbed, f.Machine.Stolen)
+	}
+	takes(func(n int) bool { return n == 1 || n == 3 }) // the second, and its first repetition
+	if f := start(); f.Again != 2 || f.Disturbed != 0 || f.Machine.Stolen != 0 {
+		t.Errorf("one disturbed twice: %d taken again, %d disturbed, %v stolen", f.Again, f.Disturbed, f.Machine.Stolen)
+	}
+	takes(func(n int) bool { return true })
+	o.patience = 2 * time.Second
+	if f := start(); f.Again == 0 || f.Disturbed != rounds || f.Machine.Stolen != 0.1 {
+		t.Errorf("all disturbed: %d taken again, %d disturbed, %v stolen", f.Again, f.Disturbed, f.Machine.Stolen)
 	}
 }

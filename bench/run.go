@@ -224,6 +224,9 @@ rounds:
 	return f, again(ctx, f, steps, start, time.Now().Add(o.patience), progress)
 }
 
+// readStolen is sys.Stolen, but in a test.
+var readStolen = sys.Stolen
+
 // sample is an answer, and what the hypervisor gave to others while it was taken, of
 // how many ticks.
 type sample struct {
@@ -237,7 +240,7 @@ func (m sample) disturbed() bool { return m.stolen >= 2 && m.stolen > 0.01*m.tic
 
 // measure takes a sample; a measurement that can't be made is off from then on.
 func (s *step) measure(ctx context.Context) (sample, error) {
-	stolen, ticks := sys.Stolen()
+	stolen, ticks := readStolen()
 	a, err := rig.Do(ctx, s.job)
 	switch {
 	case ctx.Err() != nil:
@@ -251,7 +254,7 @@ func (s *step) measure(ctx context.Context) (sample, error) {
 		s.skip(a.Skip)
 		s.off = true
 	}
-	after, end := sys.Stolen()
+	after, end := readStolen()
 	return sample{a, after - stolen, end - ticks}, nil
 }
 
