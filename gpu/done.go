@@ -62,7 +62,7 @@ func Done(s *Stream, seq uint64) <-chan struct{} {
 	wt := doneWaits.Get().(*poller.Wait)
 	wt.Sink, wt.Data = (*doneSink)(s), ch
 	p := s.d.pace()
-	wt.Look, wt.User = p.look(s), uint64(p.band)
+	wt.Look, wt.Again, wt.User = p.look(s), s.points[p.band].Again(), uint64(p.band)
 	if ok, _ := s.watch.Add(wt, seq); !ok {
 		doneWaits.Put(wt)
 		return closedChan
@@ -97,6 +97,8 @@ func learn(point *plan.Point, wt *poller.Wait, start time.Duration) {
 	switch {
 	case wt.Late:
 		point.Missed(wt.DoneAt - start)
+	case wt.LateAgain:
+		point.MissedAgain(wt.PendingAt-start, wt.DoneAt-start)
 	case wt.PendingAt > wt.AddedAt():
 		point.Exact(wt.PendingAt - start)
 	default: // found done by the first look
@@ -200,6 +202,7 @@ func (s *Stream) parked(ctx context.Context, seq uint64, point *plan.Point, star
 	h := handles.Get().(*handle)
 	defer handles.Put(h)
 	h.wt.Look, h.wt.Early, h.wt.Spun = w.look, w.early, w.spun
+	h.wt.Again = point.Again() // for waits with a Look that is not early
 	err := s.park(ctx, h, seq)
 	switch {
 	case err == poller.ErrLook:

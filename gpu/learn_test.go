@@ -26,6 +26,7 @@ func TestLearn(t *testing.T) {
 		{"napped", poller.Wait{PendingAt: 2 * ms, DoneAt: 2*ms + 200_000}, 2 * ms},
 		{"found at once", poller.Wait{DoneAt: 2 * ms}, 2 * ms},
 		{"late", poller.Wait{DoneAt: 4 * ms, Late: true}, 2 * ms},
+		{"late after a second sleep", poller.Wait{PendingAt: 2 * ms, DoneAt: 4 * ms, LateAgain: true}, 2 * ms},
 	} {
 		point := plan.NewEstimator[string](pred).Point(c.name)
 		learn(point, &c.wt, 0)

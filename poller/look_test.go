@@ -248,3 +248,131 @@ type holder struct{ what any }
 
 func (holder) Complete(*Wait, error) {}
 func (holder) Flush()                {}
+
+// A wait that is pending at its look time is slept for once more when that is asked for.
+func TestSleepsAgain(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	type rig struct {
+		*testing.T
+		w    *Waiter
+		x    *Watch
+		word *line.Word
+		wt   *Wait
+		c    <-chan error
+		at   int64 // when it was registered
+	}
+	start := func(t *testing.T, look, again time.Duration, early bool) *rig {
+		r := &rig{T: t, w: NewWaiter(Config{Spin: time.Hour})}
+		r.w.started.Store(true) // nobody else scans
+		r.word, r.x = testWatch(t, r.w, WatchOptions{})
+		r.wt, r.c = NewWait()
+		r.wt.Look, r.wt.Again, r.wt.Early = look, again, early
+		mustAdd(t, r.x, r.wt, 1)
+		r.w.admit()
+		r.at = r.wt.addedAt
+		return r
+	}
+	// next scans at the given time after the registration; it returns how long from there
+	// on it may sleep, 0 when it is to look without pause.
+	next := func(r *rig, at int64) int64 {
+		r.Helper()
+		s := r.w.scan(r.at+at, true)
+		if s.work || s.busy == 0 || s.naps {
+			r.Fatalf("at %v: %+v", time.Duration(at), s)
+		}
+		if s.hots > 0 {
+			return 0
+		}
+		return s.next - r.at - at
+	}
+	want := func(r *rig, at, sleep int64) {
+		r.Helper()
+		if got := next(r, at); got != sleep {
+			r.Errorf("at %v: sleeps %v, want %v", time.Duration(at), time.Duration(got), time.Duration(sleep))
+		}
+	}
+	done := func(r *rig, at int64, late, again bool, pending int64) {
+		r.Helper()
+		r.word.Store(1)
+		if s := r.w.scan(r.at+at, true); !s.work {
+			r.Fatalf("at %v: %+v", time.Duration(at), s)
+		}
+		r.w.deliver(r.at + at)
+		if err := receive(r.T, r.c); err != nil {
+			r.Fatal(err)
+		}
+		if r.wt.Late != late || r.wt.LateAgain != again || int64(r.wt.PendingAt)-r.at != pending {
+			r.Errorf("late %v, late again %v, pending at %v; want %v, %v, %v",
+				r.wt.Late, r.wt.LateAgain, r.wt.PendingAt-time.Duration(r.at), late, again, time.Duration(pending))
+		}
+	}
+	t.Run("watched after it", func(t *testing.T) {
+		r := start(t, 1e6, 3e6, false)
+		want(r, 0, ms)
+		want(r, ms/2, ms/2)
+		want(r, ms+1, 2*ms-1)
+		want(r, 2*ms, ms)
+		want(r, 3*ms, 0)
+		want(r, 4*ms, 0)
+		done(r, 5*ms, false, false, 4*ms)
+		// The next registration starts anew.
+		r.wt.Again = 0
+		mustAdd(t, r.x, r.wt, 2)
+		r.at = r.wt.addedAt
+		want(r, 0, ms)
+		want(r, ms+1, 0)
+	})
+	t.Run("late after it", func(t *testing.T) {
+		r := start(t, 1e6, 3e6, false)
+		want(r, ms+1, 2*ms-1)
+		done(r, 3*ms, false, true, ms+1)
+	})
+	t.Run("late before it", func(t *testing.T) {
+		r := start(t, 1e6, 3e6, false)
+		want(r, 0, ms)
+		done(r, ms+1, true, false, 0)
+	})
+	t.Run("not asked for", func(t *testing.T) {
+		for _, again := range []time.Duration{0, 1, 1e6} {
+			r := start(t, 1e6, again, false)
+			want(r, ms+1, 0)
+		}
+		r := start(t, 0, 3e6, false)
+		want(r, 1, 0)
+		r = start(t, 1e6, 3e6, true)
+		if s := r.w.scan(r.at+ms+1, true); !s.work {
+			t.Errorf("a wait that is to be handed back is slept for: %+v", s)
+		}
+	})
+	t.Run("too late for it", func(t *testing.T) {
+		r := start(t, 1e6, 3e6, false)
+		want(r, 3*ms+1, 0)
+	})
+	t.Run("beside others", func(t *testing.T) {
+		r := start(t, 1e6, 3e6, false)
+		wt, c := NewWait()
+		mustAdd(t, r.x, wt, 2)
+		if s := r.w.scan(r.at+ms+1, true); s.hots != 1 {
+			t.Errorf("the other is not looked for: %+v", s)
+		}
+		if wt.Cancel(); next(r, ms+2) != 2*ms-2 {
+			t.Error("it does not sleep again once it is alone")
+		}
+		// One that comes later, and is to be looked for earlier.
+		wt.Look = 1
+		mustAdd(t, r.x, wt, 2)
+		if s := r.w.scan(max(r.at+ms+3, wt.lookAt), true); s.hots != 1 {
+			t.Errorf("the newcomer is not looked for: %+v", s)
+		}
+		r.word.Store(2)
+		if s := r.w.scan(r.at+ms+4, true); !s.work {
+			t.Fatalf("%+v", s)
+		}
+		r.w.deliver(r.at + ms + 4)
+		for _, c := range []<-chan error{r.c, c} {
+			if err := receive(t, c); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}

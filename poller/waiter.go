@@ -467,6 +467,10 @@ func (w *Waiter) scan(now int64, collect bool) (s sight) {
 			}
 		default:
 			x.pendingAt = now
+			if collect && x.sleepAgain(now) {
+				s.next, s.naps = min(s.next, x.look.Load()), false
+				continue
+			}
 			if x.early.Load() <= now {
 				s.work = true
 				if collect {
@@ -565,8 +569,13 @@ func (w *Waiter) collect(x *Watch, value uint64, now int64) {
 		h.on.Store(nil)
 		h.PendingAt = time.Duration(max(x.pendingAt, h.addedAt))
 		// A look since then was for another wait, whose time had come: it counts.
-		if h.Look > 0 && x.pendingAt < h.lookAt && x.pendingAt <= h.addedAt {
+		switch {
+		case h.Look <= 0 || x.pendingAt >= h.lookAt:
+		case x.pendingAt <= h.addedAt:
 			h.Late = true
+			late++
+		case h.slept:
+			h.LateAgain = true
 			late++
 		}
 		w.batch.add(h)

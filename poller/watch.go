@@ -27,6 +27,11 @@ type Wait struct {
 	// least: until then the waiter sleeps rather than spins for it. It is set by
 	// the owner before each registration; 0 means look at once.
 	Look time.Duration
+	// Again, when it is longer than Look, is how long after its registration the wait is
+	// expected to need if it is pending at the end of Look: the waiter sleeps once more
+	// until then if no other wait is pending on the word. It is set like Look, from
+	// plan.Point.Again.
+	Again time.Duration
 	// Early asks for Complete with ErrLook at the end of Look when the word has
 	// not been reached by then, so that the owner can watch the word himself.
 	Early bool
@@ -43,10 +48,15 @@ type Wait struct {
 	// Late says that the first look, after Look was over, found the word reached: how
 	// long the work took is known only as an upper bound.
 	Late bool
+	// LateAgain says the same of the look after Again was over, and PendingAt is the look
+	// after Look (see plan.Point.MissedAgain).
+	LateAgain bool
 
 	target     uint64
 	addedAt    int64
 	lookAt     int64
+	againAt    int64 // when to look after that; 0 once it has been slept for, or not at all
+	slept      bool  // lookAt is what againAt was
 	on         atomic.Pointer[Watch]
 	prev, next *Wait
 	hunted     *waitHeap    // the heap by look time that it is in, if any
@@ -94,6 +104,7 @@ type Watch struct {
 	n     atomic.Int64  // pending waits
 	early atomic.Int64  // when the first of those with Early set is to be handed back
 	spun  atomic.Bool   // the earliest wait has Spun set
+	again atomic.Int64  // the earliest wait's againAt
 
 	confirmed atomic.Uint64 // everything up to here is known to have succeeded
 	failed    atomic.Pointer[stickyError]
@@ -198,7 +209,11 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 		}
 		lookAt = satAdd(now, max(0, wt.Look-time.Duration(lead.Load())))
 	}
-	wt.target, wt.addedAt, wt.lookAt, wt.Late = target, now, lookAt, false
+	wt.target, wt.addedAt, wt.lookAt, wt.Late, wt.LateAgain = target, now, lookAt, false, false
+	wt.againAt, wt.slept = 0, false
+	if wt.Again > wt.Look && wt.Look > 0 && !wt.Early {
+		wt.againAt = satAdd(now, wt.Again-time.Duration(x.w.oversleep.Load()))
+	}
 	perturb()
 	x.mu.Lock()
 	if f := x.failed.Load(); f != nil {
@@ -281,7 +296,28 @@ func (x *Watch) refresh() {
 		if x.spun.Load() != h.Spun {
 			x.spun.Store(h.Spun)
 		}
+		if x.again.Load() != h.againAt {
+			x.again.Store(h.againAt)
+		}
 	}
+}
+
+// sleepAgain puts off the look at the earliest wait, which is pending at now, to the end
+// of its Again. With others pending the order of their looks would not bear that.
+func (x *Watch) sleepAgain(now int64) bool {
+	if x.again.Load() <= now {
+		return false
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	h := x.q.peek()
+	if x.q.n != 1 || h.where != inList || h.hunted != nil || h.againAt <= now || h.lookAt > now {
+		return false
+	}
+	h.lookAt, h.againAt, h.slept = h.againAt, 0, true
+	x.q.maxLook = h.lookAt
+	x.refresh()
+	return true
 }
 
 // Cancel removes wt's registration; see Wait.Cancel.

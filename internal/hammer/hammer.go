@@ -190,6 +190,7 @@ func (s *stream) rounds() {
 			}
 			w := &s.waits[j]
 			w.Look = time.Duration(s.rnd.Uint32N(4)) * 20 * time.Microsecond * time.Duration(s.rnd.Uint32N(2))
+			w.Again = w.Look * time.Duration(s.rnd.Uint32N(3))
 			s.state[j].Store(registered)
 			ok, err := s.watch.Add(w, target)
 			if err != nil {
