@@ -19,13 +19,13 @@ import (
 func runMain(args []string) error {
 	fs := flag.NewFlagSet("run", flag.ExitOnError)
 	var o options
-	fs.BoolVar(&o.quick, "quick", false, "a few cells, in under a minute")
+	fs.BoolVar(&o.quick, "quick", false, "a few cells, in about a minute")
 	fs.BoolVar(&o.aims, "aims", false, "only what the library's aims are stated of, in a minute")
 	fs.StringVar(&o.driver, "driver", "soft", "driver of the device to wait for: "+rig.Drivers)
 	fs.StringVar(&o.only, "only", "", "regular expression: only these methods, floors and scales")
 	fs.StringVar(&o.cell, "cell", "", `regular expression: only these cells, as in "2ms/64/idle"`)
-	fs.DurationVar(&o.budget, "budget", 0, "how long the run may take (default 50s with -quick, 60s with -aims, else 14m)")
-	fs.DurationVar(&o.patience, "patience", 0, "how much longer to go on with samples during which the hypervisor gave time to others (default half the budget)")
+	fs.DurationVar(&o.budget, "budget", 0, "about how long the run takes (default 50s with -quick, 60s with -aims, else 14m)")
+	fs.DurationVar(&o.patience, "patience", 0, "how much longer the run may take to repeat samples during which the hypervisor gave time to others (default half the budget, negative not at all)")
 	fs.Float64Var(&o.plant, "plant", 0, "burn this part of what each wait took after it, in our methods, to see that compare finds it")
 	out := fs.String("out", "", "write the results to this file, as JSON")
 	html := fs.String("html", "", "write a report with plots to this file")
@@ -188,7 +188,7 @@ func run(ctx context.Context, o options, progress *report.Progress) (*result.Fil
 	for _, s := range steps {
 		total += rounds * s.cost
 	}
-	spent, deadline := time.Duration(0), start.Add(o.budget+o.budget/10)
+	spent, deadline := time.Duration(0), start.Add(o.budget+o.budget/10+2*time.Second)
 	defer func() {
 		progress.End()
 		f.Seconds = time.Since(start).Seconds()
@@ -211,11 +211,13 @@ rounds:
 				break rounds
 			}
 			progress.Set(float64(spent-s.cost)/float64(total), s.what)
-			m, err := s.measure(ctx)
+			m, why, err := s.measure(ctx)
 			if err != nil {
 				return f, err
 			}
-			if s.off {
+			if why != "" {
+				s.skip(why)
+				s.off = true
 				continue
 			}
 			s.taken = append(s.taken, m)
@@ -238,35 +240,35 @@ type sample struct {
 // that is coarse.
 func (m sample) disturbed() bool { return m.stolen >= 2 && m.stolen > 0.01*m.ticks }
 
-// measure takes a sample; a measurement that can't be made is off from then on.
-func (s *step) measure(ctx context.Context) (sample, error) {
+// measure takes a sample, or says why there is none.
+func (s *step) measure(ctx context.Context) (m sample, why string, err error) {
 	stolen, ticks := readStolen()
 	a, err := rig.Do(ctx, s.job)
 	switch {
 	case ctx.Err() != nil:
-		return sample{}, ctx.Err()
+		return m, "", ctx.Err()
 	case err != nil:
-		a.Skip = "failed: " + err.Error()
+		return m, "failed: " + err.Error(), nil
 	case a.Err != "":
-		a.Skip = "failed: " + a.Err
-	}
-	if a.Skip != "" {
-		s.skip(a.Skip)
-		s.off = true
+		return m, "failed: " + a.Err, nil
+	case a.Skip != "":
+		return m, a.Skip, nil
 	}
 	after, end := readStolen()
-	return sample{a, after - stolen, end - ticks}, nil
+	return sample{a, after - stolen, end - ticks}, "", nil
 }
 
 // again takes disturbed samples once more, for as long as there is time: a processor that
 // is another machine's for some milliseconds says nothing about what was to be measured.
 // Disturbances come in stretches of seconds: after one that is still disturbed it waits.
+// What is taken again is so for what the hypervisor did, never for what was measured; it keeps its
+// place among the rounds.
 func again(ctx context.Context, f *result.File, steps []*step, start, deadline time.Time, progress *report.Progress) error {
 	for {
 		left, tried := 0, false
 		for _, s := range steps {
 			for i, m := range s.taken {
-				if s.off || !m.disturbed() {
+				if !m.disturbed() {
 					continue
 				}
 				left++
@@ -275,15 +277,15 @@ func again(ctx context.Context, f *result.File, steps []*step, start, deadline t
 				}
 				progress.Set(float64(time.Since(start))/float64(deadline.Sub(start)), "again, the hypervisor took time: "+s.what)
 				tried = true
-				better, err := s.measure(ctx)
+				better, why, err := s.measure(ctx)
 				if err != nil {
 					return err
 				}
 				f.Again++
-				if !s.off && better.stolen*m.ticks < m.stolen*better.ticks {
+				if why == "" && better.stolen*m.ticks < m.stolen*better.ticks {
 					s.taken[i] = better
 				}
-				if better.disturbed() {
+				if why != "" || better.disturbed() {
 					select {
 					case <-ctx.Done():
 						return ctx.Err()

@@ -79,10 +79,19 @@ type doneSink Stream
 
 func (x *doneSink) Complete(wt *poller.Wait, err error) {
 	s := (*Stream)(x)
-	close(wt.Data.(chan struct{})) // first: somebody waits for it
+	c := wt.Data.(chan struct{})
 	wt.Data = nil
+	// Somebody waits for the channel: it is closed first, unless he is to find his
+	// buffers let go of.
+	held := s.holds.Load() > 0
+	if !held {
+		close(c)
+	}
 	if err == nil {
 		s.observe(wt, s.points[wt.User])
+	}
+	if held {
+		close(c)
 	}
 	doneWaits.Put(wt)
 }

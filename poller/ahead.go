@@ -16,14 +16,14 @@ import (
 // is still nothing to deliver has the thread woken early. It finds that goroutine next
 // in line on a P that runs, and leaves it there for 3 us, to which Linux adds the
 // thread's timer slack of 50 us (runtime.runqgrab). It uses no CPU meanwhile and counts
-// as looking for work: a close within that time takes 0.3 us.
+// as looking for work: a close within that time takes 0.3 to 1 us.
 //
 // After a long sleep there is another cost of a few microseconds: the scheduler's code
 // and data have left the processor's caches. The goroutine is woken and heard back from
 // first then, which is the way that the delivery will take.
 //
 // All of this is how the scheduler happens to be made. Nothing but time depends on it,
-// so time decides: the cost of a delivery is taken both ways, and threads are woken
+// so time decides: what a delivery costs is taken both ways, and threads are woken
 // ahead only where and as long as that pays (RATIONALE.md, "Why does the waiter start a
 // goroutine that does nothing?").
 //
@@ -33,10 +33,13 @@ type ahead struct {
 	c    chan bool   // true: answer
 	back chan struct{}
 	gone chan struct{}
-	// What a delivery takes on average, in ns, and what it takes while out.
+	// What a delivery takes on average, in ns, when no thread is woken ahead of it and
+	// when that is tried, whether it has helped or not. 0 is not known.
 	cold, warm atomic.Int64
 
-	lastAt int64 // when the last delivery ended
+	lastAt      int64 // when the last delivery ended
+	rehearsesAt int64 // no rehearsal before that
+	trial       bool  // the other way is due
 
 	// The wait that is being looked for.
 	x      *Watch
@@ -44,6 +47,7 @@ type ahead struct {
 	on     bool
 	starts int
 	waits  uint
+	blind  int64 // how long nobody has looked while it was reached
 }
 
 const (
@@ -57,20 +61,26 @@ const (
 	// aheadStarts bounds the threads woken for one wait: one lasts for 55 us, and a
 	// prediction is off by less than two of them or by much more.
 	aheadStarts = 2
-	// aheadCold is how long after a delivery the next has to be rehearsed.
+	// aheadCold is how long after a delivery the next has to be rehearsed, and
+	// aheadLong how long a rehearsal may take: when it takes longer, because the
+	// scheduler has something else to do first, there is none for aheadRest.
 	aheadCold = 500 * time.Microsecond
+	aheadLong = 50 * time.Microsecond
+	aheadRest = 100 * time.Millisecond
 )
 
 // looking is called before each look at the one word that something is pending on. It
-// reports whether it has woken a thread.
+// reports whether it has made the goroutine runnable.
 func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 	if a.x != x || a.target != target {
-		a.x, a.target, a.starts = x, target, 0
+		a.x, a.target, a.starts, a.blind = x, target, 0, 0
 		a.waits++
 		cold := time.Duration(a.cold.Load())
 		a.on = cold >= aheadWorth && time.Duration(a.warm.Load()) <= cold-aheadGain
-		if cold >= aheadWorth && a.waits%aheadTrial == 0 {
-			a.on = !a.on
+		a.trial = a.trial || cold >= aheadWorth && a.waits%aheadTrial == 0
+		// The one that is still out would make a wait without it another's.
+		if a.trial && !a.out.Load() {
+			a.on, a.trial = !a.on, false
 		}
 	}
 	if !a.on || a.starts == aheadStarts || a.out.Load() {
@@ -84,12 +94,19 @@ func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 		a.c, a.back, a.gone = make(chan bool, 1), make(chan struct{}, 1), make(chan struct{})
 		go a.run()
 	}
-	if a.starts == 1 && now-a.lastAt > int64(aheadCold) {
+	begin := nanotime()
+	if a.starts == 1 && now-a.lastAt > int64(aheadCold) && now >= a.rehearsesAt {
 		a.c <- true
 		<-a.back
+		if end := nanotime(); end-begin > int64(aheadLong) {
+			a.rehearsesAt = end + int64(aheadRest)
+		}
 	}
 	a.out.Store(true)
 	a.c <- false // neither send blocks: one at a time
+	if x.word.Reached(target) {
+		a.blind += nanotime() - begin
+	}
 	return true
 }
 
@@ -107,14 +124,21 @@ func (a *ahead) run() {
 // delivered takes note of what it took to deliver the wait that looking was called for;
 // out is whether the goroutine was out when the delivery began.
 func (a *ahead) delivered(out bool, start, end int64) {
+	took := end - start + a.blind
+	a.x, a.lastAt = nil, end
 	mean := &a.cold
-	if out {
+	switch {
+	case a.on:
 		mean = &a.warm
+	case out:
+		return // one way was decided, and the other taken
 	}
 	old := mean.Load()
-	most := max(2*old, int64(2*aheadWorth)) // more is an accident
-	mean.Store(old + (min(end-start, most)-old)/8)
-	a.x, a.lastAt = nil, end
+	took = max(1, min(took, max(2*old, int64(2*aheadWorth)))) // more is an accident
+	if old == 0 {
+		old = took
+	}
+	mean.Store(old + (took-old)/8)
 }
 
 // end waits until the goroutine is gone.

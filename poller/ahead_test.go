@@ -1,17 +1,24 @@
 package poller
 
 import (
+	"errors"
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/gpuline/gpuline/event"
 )
 
-// wait plays one wait through: looks, and a delivery that takes what takes says of
-// whether a goroutine is out. It returns how many threads were woken.
-func (a *ahead) wait(x *Watch, target uint64, looks int, now int64, takes func(out bool) time.Duration) (woken int) {
+// wait plays one wait through: looks, with the goroutine having run before the delivery or
+// not, and a delivery that takes what takes says of whether it is out. It reports whether it
+// was made runnable.
+func (a *ahead) wait(x *Watch, target uint64, looks int, now int64, early bool, takes func(out bool) time.Duration) (woken bool) {
 	for range looks {
 		if a.looking(x, target, now) {
-			woken++
+			woken = true
+		}
+		if early {
+			a.settle()
 		}
 	}
 	out := a.out.Load()
@@ -19,7 +26,7 @@ func (a *ahead) wait(x *Watch, target uint64, looks int, now int64, takes func(o
 	return woken
 }
 
-// back waits until the goroutine has run.
+// settle waits until the goroutine has run.
 func (a *ahead) settle() {
 	for a.out.Load() {
 		runtime.Gosched()
@@ -37,38 +44,45 @@ func TestAheadFollowsTheCost(t *testing.T) {
 		return 8 * us
 	}
 	target, now := uint64(0), int64(0)
-	play := func(a *ahead, n int, takes func(bool) time.Duration) (woken int) {
-		x := new(Watch)
+	play := func(t *testing.T, a *ahead, n int, early bool, takes func(bool) time.Duration) (woken int) {
+		_, x := testWatch(t, testWaiter(t, Config{}), WatchOptions{})
 		for range n {
 			target++
 			now += int64(target % 2 * 1000 * uint64(us)) // every other one after a long sleep
-			woken += a.wait(x, target, 2, now, takes)
+			if a.wait(x, target, 2, now, early, takes) {
+				woken++
+			}
 			a.settle()
 		}
 		return woken
 	}
+	every := func(n int, usual, then time.Duration) func(bool) time.Duration {
+		i := 0
+		return func(bool) time.Duration {
+			if i++; i%n == 0 {
+				return then
+			}
+			return usual
+		}
+	}
 	for name, c := range map[string]struct {
 		takes       func(bool) time.Duration
+		early       bool
 		least, most int // of 1000 waits after 100
 	}{
-		"it pays":         {pays, 900, 1000},
-		"cheap":           {fixed(us), 0, 0},
-		"dear either way": {fixed(8 * us), 1, 80},
-		"once in a while, dear": {func() func(bool) time.Duration {
-			n := 0
-			return func(bool) time.Duration { n++; return us/2 + time.Duration(n%50/49)*10*us }
-		}(), 0, 0},
-		"an accident among many": {func() func(bool) time.Duration {
-			n := 0
-			return func(bool) time.Duration { n++; return us/5 + time.Duration(n/300%2*(n%300/299))*time.Second }
-		}(), 0, 80},
+		"it pays":                    {takes: pays, least: 900, most: 1000},
+		"cheap":                      {takes: fixed(us)},
+		"dear either way":            {takes: fixed(8 * us), least: 1, most: 80},
+		"it has run by the delivery": {takes: pays, early: true, least: 1, most: 80},
+		"once in a while, dear":      {takes: every(50, us/2, 10*us)},
+		"an accident among many":     {takes: every(300, us/5, time.Second), most: 80},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := new(ahead)
 			defer a.end()
-			play(a, 100, c.takes)
-			if got := play(a, 1000, c.takes); got < c.least || got > c.most {
-				t.Errorf("%d threads woken for 1000 waits, want %d to %d; a delivery took %v, ahead %v",
+			play(t, a, 100, c.early, c.takes)
+			if got := play(t, a, 1000, c.early, c.takes); got < c.least || got > c.most {
+				t.Errorf("a thread was woken for %d waits of 1000, want %d to %d; a delivery took %v, ahead %v",
 					got, c.least, c.most, time.Duration(a.cold.Load()), time.Duration(a.warm.Load()))
 			}
 		})
@@ -76,21 +90,58 @@ func TestAheadFollowsTheCost(t *testing.T) {
 	t.Run("what pays changes", func(t *testing.T) {
 		a := new(ahead)
 		defer a.end()
-		play(a, 100, pays)
-		play(a, 1000, fixed(8*us)) // as another Go would have it
-		if got := play(a, 320, fixed(8*us)); got > 30 {
-			t.Errorf("%d threads woken for 320 waits although it no longer pays", got)
+		play(t, a, 100, false, pays)
+		play(t, a, 1000, false, fixed(8*us)) // as another Go would have it
+		if got := play(t, a, 320, false, fixed(8*us)); got > 30 {
+			t.Errorf("a thread was woken for %d waits of 320 although it no longer pays", got)
 		}
-		play(a, 2000, pays)
-		if got := play(a, 320, pays); got < 280 {
-			t.Errorf("%d threads woken for 320 waits although it pays again", got)
+		play(t, a, 2000, false, pays)
+		if got := play(t, a, 320, false, pays); got < 280 {
+			t.Errorf("a thread was woken for %d waits of 320 although it pays again", got)
+		}
+	})
+	// A goroutine that outlasts its wait makes the next one's delivery cheap, too.
+	t.Run("one lasts for several waits", func(t *testing.T) {
+		a := new(ahead)
+		defer a.end()
+		_, x := testWatch(t, testWaiter(t, Config{}), WatchOptions{})
+		for range 1000 {
+			target++
+			a.wait(x, target, 1, now, false, pays)
+			if target%3 == 0 {
+				a.settle()
+			}
+		}
+		if cold := time.Duration(a.cold.Load()); cold < 4*us {
+			t.Errorf("a delivery without it took %v, want about 8 us", cold)
 		}
 	})
 }
 
+// What a look that comes too late for it costs counts: the wait is delivered that much later.
+func TestAheadCountsWhatItHides(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	word, x := testWatch(t, testWaiter(t, Config{}), WatchOptions{})
+	word.Store(1) // reached by the time that the goroutine has been made runnable
+	a := new(ahead)
+	defer a.end()
+	a.cold.Store(int64(10 * time.Microsecond))
+	if !a.looking(x, 1, int64(time.Hour)) {
+		t.Fatal("not made runnable")
+	}
+	if a.blind <= 0 {
+		t.Fatal("took no time")
+	}
+	blind := a.blind
+	a.delivered(true, 0, 100)
+	if got := a.warm.Load(); got != min(blind+100, int64(2*aheadWorth)) {
+		t.Errorf("%d ns, want those of the delivery, 100, and %d", got, blind)
+	}
+}
+
 func TestAheadIsBounded(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
-	x := new(Watch)
+	_, x := testWatch(t, testWaiter(t, Config{}), WatchOptions{})
 	a := new(ahead)
 	a.cold.Store(int64(10 * time.Microsecond))
 	woken := 0
@@ -101,14 +152,9 @@ func TestAheadIsBounded(t *testing.T) {
 		}
 	}
 	if woken == 0 || woken > aheadStarts {
-		t.Errorf("%d threads woken for one wait, want 1 to %d", woken, aheadStarts)
+		t.Errorf("made runnable %d times for one wait, want 1 to %d", woken, aheadStarts)
 	}
 	a.end()
-	select {
-	case <-a.gone:
-	default:
-		t.Error("the goroutine is still there after the end")
-	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	a = new(ahead)
 	a.cold.Store(int64(10 * time.Microsecond))
@@ -117,22 +163,51 @@ func TestAheadIsBounded(t *testing.T) {
 	}
 }
 
-// The waiter keeps the account: a single wait on a word that it looks at counts.
-func TestAheadIsFed(t *testing.T) {
-	w := testWaiter(t, Config{Spin: time.Hour})
-	word, x := testWatch(t, w, WatchOptions{})
-	for v := uint64(1); v <= 50; v++ {
-		wt, c := NewWait()
-		mustAdd(t, x, wt, v)
-		for spins := w.Stats().Spins; w.Stats().Spins < spins+2; {
-			runtime.Gosched()
+// The waiter keeps the account, and makes use of it.
+func TestAheadIsUsed(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	for _, dear := range []bool{false, true} {
+		w := testWaiter(t, Config{Spin: time.Hour})
+		if dear {
+			w.ahead.cold.Store(int64(time.Second))
 		}
-		word.Store(v)
-		if err := receive(t, c); err != nil {
-			t.Fatal(err)
+		word, x := testWatch(t, w, WatchOptions{})
+		for v := uint64(1); v <= 50; v++ {
+			wt, c := NewWait()
+			mustAdd(t, x, wt, v)
+			for spins := w.Stats().Spins; w.Stats().Spins < spins+2; {
+				runtime.Gosched()
+			}
+			word.Store(v)
+			if err := receive(t, c); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := w.Stats()
+		if dear && (s.Ahead == 0 || s.DeliveryAhead == 0) || !dear && s.Delivery == 0 {
+			t.Errorf("dear %v, after %d deliveries: %d times ahead, %v, ahead %v", dear, s.Completed, s.Ahead, s.Delivery, s.DeliveryAhead)
 		}
 	}
-	if s := w.Stats(); s.Delivery == 0 && s.DeliveryAhead == 0 {
-		t.Errorf("nothing was learned from %d deliveries", s.Completed)
+}
+
+// A waiter that is closed while its second goroutine is at whatever it does leaves neither
+// behind (goleak looks at the end).
+func TestAheadEnds(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	for i := range 300 {
+		w := NewWaiter(Config{Spin: time.Hour})
+		w.ahead.cold.Store(int64(time.Second))
+		_, x := testWatch(t, w, WatchOptions{})
+		wt, c := NewWait()
+		mustAdd(t, x, wt, 1)
+		for range i % 50 {
+			runtime.Gosched()
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := receive(t, c); !errors.Is(err, event.Closed) {
+			t.Fatal(err)
+		}
 	}
 }

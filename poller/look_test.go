@@ -348,6 +348,22 @@ func TestSleepsAgain(t *testing.T) {
 		r := start(t, 1e6, 3e6, false)
 		want(r, 3*ms+1, 0)
 	})
+	t.Run("shorter than sleeps are late by", func(t *testing.T) {
+		r := start(t, 20_000, 50_000, false)
+		r.wt.Cancel()
+		r.w.oversleep.Store(int64(maxOversleep))
+		mustAdd(t, r.x, r.wt, 1)
+		r.at = r.wt.addedAt
+		want(r, 1, 0)
+		r = start(t, 120e3, 150e3, false)
+		r.wt.Cancel()
+		r.w.oversleep.Store(int64(maxOversleep))
+		mustAdd(t, r.x, r.wt, 1)
+		r.at = r.wt.addedAt
+		want(r, 0, 20e3)
+		want(r, 20e3, 30e3)
+		want(r, 50e3, 0)
+	})
 	t.Run("beside others", func(t *testing.T) {
 		r := start(t, 1e6, 3e6, false)
 		wt, c := NewWait()

@@ -75,13 +75,15 @@ type Stats struct {
 	Confirms  uint64 // status queries made before reporting success
 	Spurious  uint64 // wake-ups after which there was nothing new
 	Early     uint64 // waits handed back to their owner at their Look time
-	Ahead     uint64 // threads of the scheduler woken shortly before they were needed
+	Ahead     uint64 // times that a goroutine was made runnable for a thread to be awake at the next completion
 	// Oversleep is how much later than asked the latest sleeps ended, on average.
 	// Sleeps are made that much shorter.
 	Oversleep time.Duration
-	// Delivery is what it took of late to complete a single wait, on average, and
-	// DeliveryAhead what it took after a thread had been woken ahead. Most of the first
-	// is the scheduler's wake of a thread. Zero: not seen yet.
+	// Delivery is what it took of late to complete a single wait that was looked for
+	// without pause, all that its sink does included, on average (accidents count only in
+	// part), and DeliveryAhead what it took when a thread was woken ahead. Zero: not seen
+	// yet. Where the sink wakes a goroutine the difference is what the scheduler takes
+	// to wake a thread.
 	Delivery, DeliveryAhead time.Duration
 	// LongestScan is the longest single pass over all busy words.
 	LongestScan time.Duration
@@ -96,7 +98,7 @@ type counters struct {
 
 // Waiter watches any number of words on one goroutine, and completes the waits
 // registered for them. The goroutine starts with the first registration and is
-// gone after Close. Make one with NewWaiter. All methods may be called from many
+// gone after Close, and so is a second one that it may start (see below). Make one with NewWaiter. All methods may be called from many
 // goroutines.
 //
 // The goroutine is locked to its thread for every stretch that depends on the
@@ -379,13 +381,16 @@ func (w *Waiter) run() {
 		switch {
 		case s.busy == 0:
 			fresh = true
+			w.ahead.x = nil
 			w.park()
 		case s.hot != nil:
 			if now-yielded > int64(yieldEvery) {
 				yielded = now
 				Yield()
 			}
-			if s.busy == 1 && w.ahead.looking(s.hot, s.hot.min.Load(), now) {
+			// With more to watch the waiter is soon wanted again: it must be able to go on
+			// in another thread while the goroutine that it has woken runs in this one.
+			if s.busy == 1 && s.hot.n.Load() == 1 && w.ahead.looking(s.hot, s.hot.min.Load(), now) {
 				w.stats.ahead.Add(1)
 			}
 			w.spin(s)
@@ -521,6 +526,7 @@ func (x *Watch) drop() bool {
 // query or a sink runs.
 func (w *Waiter) deliver(now int64) {
 	w.stats.batches.Add(1)
+	looked := len(w.reached) == 1 && w.reached[0].x == w.ahead.x
 	for i, r := range w.reached {
 		w.reached[i] = seen{}
 		if r.x.opt.Confirm != nil {
@@ -536,11 +542,12 @@ func (w *Waiter) deliver(now int64) {
 	}
 	w.reached = w.reached[:0]
 	w.stats.completed.Add(uint64(len(w.batch.waits)))
-	if len(w.batch.waits) == 1 && w.ahead.x != nil {
+	if len(w.batch.waits) == 1 && looked {
 		out, start := w.ahead.out.Load(), nanotime()
 		w.batch.deliver(now, nil)
 		w.ahead.delivered(out, start, nanotime())
 	} else {
+		w.ahead.x = nil
 		w.batch.deliver(now, nil)
 	}
 

@@ -212,7 +212,7 @@ func (x *Watch) Add(wt *Wait, target uint64) (bool, error) {
 	wt.target, wt.addedAt, wt.lookAt, wt.Late, wt.LateAgain = target, now, lookAt, false, false
 	wt.againAt, wt.slept = 0, false
 	if wt.Again > wt.Look && wt.Look > 0 && !wt.Early {
-		wt.againAt = satAdd(now, wt.Again-time.Duration(x.w.oversleep.Load()))
+		wt.againAt = satAdd(now, max(0, wt.Again-time.Duration(x.w.oversleep.Load())))
 	}
 	perturb()
 	x.mu.Lock()
@@ -305,7 +305,7 @@ func (x *Watch) refresh() {
 // sleepAgain puts off the look at the earliest wait, which is pending at now, to the end
 // of its Again. With others pending the order of their looks would not bear that.
 func (x *Watch) sleepAgain(now int64) bool {
-	if x.again.Load() <= now {
+	if x.again.Load() <= now || x.n.Load() != 1 {
 		return false
 	}
 	x.mu.Lock()
@@ -403,6 +403,7 @@ func (b *batch) note(s Sink) {
 	b.sinks = append(b.sinks, s)
 }
 
+// satAdd adds a length of time that is not negative.
 func satAdd(t int64, d time.Duration) int64 {
 	if s := t + int64(d); s >= t {
 		return s

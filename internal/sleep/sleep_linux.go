@@ -42,19 +42,24 @@ type Thread struct{ epoch atomic.Uint32 }
 //
 // The thread's timer slack (50 us by default, prctl(2)) would be added to every
 // sleep, so it is set to 1 ns first; for that the goroutine is locked to the
-// thread until the sleep is over. Afterwards the thread gets its default back: the
-// scheduler's own threads sleep for 3 us now and then (runtime.runqgrab), and not
-// having the slack in those changes what the next goroutine's wake costs.
+// thread until the sleep is over. Afterwards the thread gets back what it had, its owner's
+// or the default: the scheduler's own threads sleep for 3 us now and then
+// (runtime.runqgrab), and not having the slack in those changes what the next goroutine's
+// wake costs.
 //
-// unix.Syscall6, not RawSyscall6: the P is given up for the length of the sleep.
+// unix.Syscall6, not RawSyscall6: the P is given up for the length of the sleep. prctl
+// blocks no one and touches no memory of ours.
 func (s *Thread) Sleep(until int64, state *atomic.Int64) {
 	ts := unix.NsecToTimespec(until + monotonicOffset())
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, 1, 0, 0, 0, 0)
-	defer func() {
-		_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, 0, 0, 0, 0, 0)
-	}()
+	slack, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_GET_TIMERSLACK, 0, 0, 0, 0, 0)
+	if errno == 0 && slack > 1 {
+		_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, 1, 0, 0, 0, 0)
+		defer func() {
+			_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, slack, 0, 0, 0, 0)
+		}()
+	}
 	for {
 		e := s.epoch.Load()
 		if state.Load() != until {

@@ -101,7 +101,7 @@ func Notes(f *result.File) (out []string) {
 		out = append(out, fmt.Sprintf("the hypervisor gave %.1f %% of the CPU time to others during the samples", 100*f.Machine.Stolen))
 	}
 	if f.Again > 0 || f.Disturbed > 0 {
-		out = append(out, fmt.Sprintf("%d samples were taken again because the hypervisor gave over 1 %% of their time to others; %d that were kept are disturbed so", f.Again, f.Disturbed))
+		out = append(out, fmt.Sprintf("%d repetitions of samples because the hypervisor gave over 1 %% of their time to others (and 20 ms or more); %d that were kept are disturbed so", f.Again, f.Disturbed))
 	}
 	if f.Machine.CPUs <= 2 && f.Driver == "soft" {
 		out = append(out, fmt.Sprintf("the soft device takes one of the %d processors while work is about to end", f.Machine.CPUs))
