@@ -16,7 +16,7 @@ import (
 
 const usage = `usage: bench <command>
 
-  run [-quick] [-driver soft] [-out file.json] [-html file.html]   measure
+  run [-quick|-aims] [-driver soft] [-out file.json] [-html file.html]   measure
   compare before.json after.json                                   what changed beyond noise
   probe                                                            what this machine has
 

@@ -12,14 +12,14 @@ import (
 // thread to look for work, unless one is looking already (runtime.wakep). That is a
 // futex call, and it comes first: where it has to interrupt a virtual processor it
 // takes 3 to 15 us, and the goroutine whose wait is over, which the closer's own
-// thread is about to run, waits for it. To make another goroutine runnable while there
-// is still nothing to deliver has the thread woken early. It finds that goroutine next
+// thread is about to run, waits for it. To start another goroutine while there is
+// still nothing to deliver has the thread woken early. It finds that goroutine next
 // in line on a P that runs, and leaves it there for 3 us, to which Linux adds the
 // thread's timer slack of 50 us (runtime.runqgrab). It uses no CPU meanwhile and counts
 // as looking for work: a close within that time takes 0.3 to 1 us.
 //
 // After a long sleep there is another cost of a few microseconds: the scheduler's code
-// and data have left the processor's caches. The goroutine is woken and heard back from
+// and data have left the processor's caches. A goroutine is started and heard back from
 // first then, which is the way that the delivery will take.
 //
 // All of this is how the scheduler happens to be made. Nothing but time depends on it,
@@ -29,10 +29,10 @@ import (
 //
 // Touched by the waiter's goroutine alone, but for what is atomic.
 type ahead struct {
-	out  atomic.Bool // the goroutine has been made runnable and has not run yet
-	c    chan bool   // true: answer
-	back chan struct{}
-	gone chan struct{}
+	out atomic.Bool // a goroutine has been started and has not run yet
+	// What goroutines do: one each, made once.
+	run, answer func()
+	back        chan struct{}
 	// What a delivery takes on average, in ns, when no thread is woken ahead of it and
 	// when that is tried, whether it has helped or not. 0 is not known.
 	cold, warm atomic.Int64
@@ -70,7 +70,7 @@ const (
 )
 
 // looking is called before each look at the one word that something is pending on. It
-// reports whether it has made the goroutine runnable.
+// reports whether it has started a goroutine.
 func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 	if a.x != x || a.target != target {
 		a.x, a.target, a.starts, a.blind = x, target, 0, 0
@@ -90,39 +90,29 @@ func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 	if runtime.GOMAXPROCS(0) == 1 {
 		return false // nobody to wake
 	}
-	if a.c == nil {
-		a.c, a.back, a.gone = make(chan bool, 1), make(chan struct{}, 1), make(chan struct{})
-		go a.run()
+	if a.run == nil {
+		a.back = make(chan struct{}, 1)
+		a.run = func() { a.out.Store(false) }
+		a.answer = func() { a.back <- struct{}{} }
 	}
 	begin := nanotime()
 	if a.starts == 1 && now-a.lastAt > int64(aheadCold) && now >= a.rehearsesAt {
-		a.c <- true
+		go a.answer()
 		<-a.back
 		if end := nanotime(); end-begin > int64(aheadLong) {
 			a.rehearsesAt = end + int64(aheadRest)
 		}
 	}
 	a.out.Store(true)
-	a.c <- false // neither send blocks: one at a time
+	go a.run()
 	if x.word.Reached(target) {
 		a.blind += nanotime() - begin
 	}
 	return true
 }
 
-func (a *ahead) run() {
-	defer close(a.gone)
-	for answer := range a.c {
-		if answer {
-			a.back <- struct{}{}
-			continue
-		}
-		a.out.Store(false)
-	}
-}
-
 // delivered takes note of what it took to deliver the wait that looking was called for;
-// out is whether the goroutine was out when the delivery began.
+// out is whether a goroutine was out when the delivery began.
 func (a *ahead) delivered(out bool, start, end int64) {
 	took := end - start + a.blind
 	a.x, a.lastAt = nil, end
@@ -141,10 +131,9 @@ func (a *ahead) delivered(out bool, start, end int64) {
 	mean.Store(old + (took-old)/8)
 }
 
-// end waits until the goroutine is gone.
+// end waits until the goroutine that is out has run.
 func (a *ahead) end() {
-	if a.c != nil {
-		close(a.c)
-		<-a.gone
+	for a.out.Load() {
+		runtime.Gosched()
 	}
 }

@@ -158,7 +158,7 @@ func TestAheadIsBounded(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	a = new(ahead)
 	a.cold.Store(int64(10 * time.Microsecond))
-	if a.looking(x, 2, 0) || a.c != nil {
+	if a.looking(x, 2, 0) || a.out.Load() {
 		t.Error("a goroutine was started with one processor, where it keeps nobody awake")
 	}
 }
@@ -190,7 +190,7 @@ func TestAheadIsUsed(t *testing.T) {
 	}
 }
 
-// A waiter that is closed while its second goroutine is at whatever it does leaves neither
+// A waiter that is closed while another goroutine is at whatever it does leaves neither
 // behind (goleak looks at the end).
 func TestAheadEnds(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))

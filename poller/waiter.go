@@ -75,7 +75,7 @@ type Stats struct {
 	Confirms  uint64 // status queries made before reporting success
 	Spurious  uint64 // wake-ups after which there was nothing new
 	Early     uint64 // waits handed back to their owner at their Look time
-	Ahead     uint64 // times that a goroutine was made runnable for a thread to be awake at the next completion
+	Ahead     uint64 // goroutines started for a thread to be awake at the next completion
 	// Oversleep is how much later than asked the latest sleeps ended, on average.
 	// Sleeps are made that much shorter.
 	Oversleep time.Duration
@@ -98,15 +98,15 @@ type counters struct {
 
 // Waiter watches any number of words on one goroutine, and completes the waits
 // registered for them. The goroutine starts with the first registration and is
-// gone after Close, and so is a second one that it may start (see below). Make one with NewWaiter. All methods may be called from many
+// gone after Close, and so are those that it may start (see below). Make one with NewWaiter. All methods may be called from many
 // goroutines.
 //
 // The goroutine is locked to its thread for every stretch that depends on the
 // thread (its sleeps in the kernel, with the thread's timer slack lowered), and
 // unlocked around wake-ups, so that the thread that saw the completion can run
 // the woken goroutine itself: waking another CPU for it would cost more than all
-// the rest. Where a wake-up of a goroutine costs microseconds, a second goroutine is
-// made runnable shortly before one is due, and does nothing (Stats.Ahead).
+// the rest. Where a wake-up of a goroutine costs microseconds, another goroutine is
+// started shortly before one is due, which does nothing (Stats.Ahead).
 type Waiter struct {
 	cfg      Config
 	instr    asm.Park
