@@ -95,9 +95,6 @@ func open(cfg Config, info driver.Info) (*Device, error) {
 	if cfg.Busy {
 		m.ctl.near = forever
 	}
-	if cfg.Process {
-		m.ctl.linger = int64(linger)
-	}
 	if d.bell, err = newBell(); err == nil {
 		if err = d.startEngine(); err == nil {
 			return d, nil

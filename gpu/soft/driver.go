@@ -37,9 +37,7 @@ type Config struct {
 	// Functions are not counted.
 	Engines int
 	// Process puts the store engine into a process of its own, which shares the
-	// program's memory, so that its CPU time is not charged to the program. It stays
-	// awake for 100 us after each completion: work that is queued within that costs
-	// the program no wake-up either, as with a device that reads its doorbell by itself.
+	// program's memory, so that its CPU time is not charged to the program.
 	// Functions still run in the program. It ends when the program does, or replaces
 	// itself (syscall.Exec). Linux on amd64 and arm64 only; elsewhere Open returns
 	// event.NotSupported.

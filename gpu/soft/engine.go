@@ -46,12 +46,9 @@ func (d *Device) fence() {
 
 // How the engine waits: it looks again at once when something is due within near,
 // else it sleeps until early before that, at most longest (so that an engine in
-// a process of its own notices that the program has died). In a process of its own it
-// also looks for as long after a stamped store as before one: the program that queues
-// the next work then does not pay for a wake-up, as it does not pay for a GPU's doorbell.
+// a process of its own notices that the program has died).
 const (
 	near    = 100 * time.Microsecond
-	linger  = near
 	early   = 60 * time.Microsecond
 	longest = 500 * time.Millisecond
 	forever = 1<<63 - 1

@@ -203,7 +203,6 @@ empty:
 	// The stamp comes before the store, so that who sees the word finds it. All
 	// stores are releases on this processor.
 store:
-	MOVQ R13, control_last(R12)
 	CALL now<>(SB)
 	ENTRY
 	MOVQ entry_b(R9), DX
@@ -324,14 +323,6 @@ looked:
 	SUBQ    R13, R15
 	CMPQ    R15, control_near(R12)
 	JLE     pause
-	TESTQ   R13, R13
-	JZ      tired
-	MOVQ    R13, AX
-	SUBQ    control_last(R12), AX
-	CMPQ    AX, control_linger(R12)
-	JLT     pause
-
-tired:
 	SUBQ    $const_early, R15
 	CMPQ    R15, control_longest(R12)
 	CMOVQGT control_longest(R12), R15

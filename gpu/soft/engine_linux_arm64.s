@@ -238,7 +238,6 @@ set:
 
 	// The stamp comes before the store, so that who sees the word finds it.
 store:
-	MOVD R20, control_last(R19)
 	BL   now<>(SB)
 	MOVD R0, R5
 	ENTRY
@@ -399,14 +398,6 @@ looked:
 	MOVD  control_near(R19), R0
 	CMP   R0, R22
 	BLE   pause
-	CBZ   R20, tired
-	MOVD  control_last(R19), R0
-	SUB   R0, R20, R0
-	MOVD  control_linger(R19), R1
-	CMP   R1, R0
-	BLT   pause
-
-tired:
 	MOVD  $const_early, R0
 	SUB   R0, R22
 	MOVD  control_longest(R19), R0

@@ -287,32 +287,3 @@ func TestStopIsHeard(t *testing.T) {
 		must(t, sd.Close())
 	}
 }
-
-// After a stamped store the engine stays awake for as long as it is told to, and sleeps
-// afterwards.
-func TestEngineLingers(t *testing.T) {
-	d := openDevice(t, Config{})
-	c := d.mem.ctl
-	c.linger = int64(time.Hour)
-	s := openStream(t, d)
-	w := openWord(t, d)
-	must(t, s.Store(w.host, w.dev, 1))
-	must(t, s.Sync())
-	before := c.turns.Load()
-	for end := time.Now().Add(time.Minute); c.turns.Load() < before+10_000; {
-		if c.sleeping.Load() != 0 {
-			t.Fatal("asleep within the hour")
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d turns in a minute", c.turns.Load()-before)
-		}
-		runtime.Gosched()
-	}
-	c.linger = 0
-	d.fence() // it has seen that, or will at its next turn
-	for end := time.Now().Add(time.Minute); c.sleeping.Load() == 0; runtime.Gosched() {
-		if time.Now().After(end) {
-			t.Fatal("awake for a minute after it should have fallen asleep")
-		}
-	}
-}

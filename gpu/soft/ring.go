@@ -35,11 +35,10 @@ type control struct {
 	parent  uint64        // process to live and die with, 0 for a thread
 	bell    int64         // eventfd that tells Go about opCall and opFault
 	near    int64         // no sleep when something is due within so many ns
-	linger  int64         // nor for so many ns after a stamped store
 	longest int64         // the longest sleep in ns
 	one     uint64        // what is written to the bell
 	name    [16]byte      // of the thread
-	_       [8]byte
+	_       [16]byte
 
 	// Written by both, seldom.
 	fault atomic.Uint64 // number of the failure that stopped the device, or 0
@@ -59,8 +58,7 @@ type control struct {
 	number uint64        // of the ring
 	seen   uint64        // doorbell before the look
 	ts     [2]int64      // timespec
-	last   int64         // when the turn began that made the last stamped store
-	_      [8]byte
+	_      [16]byte
 }
 
 // slot is a ring's place in the engine's table.
