@@ -19,7 +19,7 @@ type Aim struct {
 
 // Aims are judged in cells with one stream and nothing else to do. The floor of a wake is of a
 // processor that nothing else uses; with the soft device on two processors its engine is awake on
-// the other one shortly before a completion, and for a moment after it.
+// the other one shortly before a completion.
 const (
 	WaitAim      = 1.5  // of a spinning reader, at the median
 	DoneAim      = 0.4  // of a raw eventfd wake after as long an idle time
