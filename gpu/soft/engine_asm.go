@@ -81,6 +81,11 @@ func startAsm(m *memory, b *bell, process bool) (engine, error) {
 			}
 		}()
 		err = <-started
+		// Until the engine has asked for it, nothing kills it with a program that replaces
+		// itself: it has done so before its first turn.
+		for err == nil && c.turns.Load() == 0 && e.alive() {
+			time.Sleep(settleNap)
+		}
 	}
 	if err != nil {
 		_ = unix.Munmap(stack)
