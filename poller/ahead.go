@@ -35,7 +35,7 @@ type ahead struct {
 	back        chan struct{}
 	// What a delivery takes on average, in ns, when no thread is woken ahead of it and
 	// when that is tried, whether it has helped or not. 0 is not known.
-	cold, warm atomic.Int64
+	without, with atomic.Int64
 
 	lastAt      int64 // when the last delivery ended
 	rehearsesAt int64 // no rehearsal before that
@@ -61,12 +61,12 @@ const (
 	// aheadStarts bounds the threads woken for one wait: one lasts for 55 us, and a
 	// prediction is off by less than two of them or by much more.
 	aheadStarts = 2
-	// aheadCold is how long after a delivery the next has to be rehearsed, and
+	// aheadStale is how long after a delivery the next has to be rehearsed, and
 	// aheadLong how long a rehearsal may take: when it takes longer, because the
 	// scheduler has something else to do first, there is none for aheadRest.
-	aheadCold = 500 * time.Microsecond
-	aheadLong = 50 * time.Microsecond
-	aheadRest = 100 * time.Millisecond
+	aheadStale = 500 * time.Microsecond
+	aheadLong  = 50 * time.Microsecond
+	aheadRest  = 100 * time.Millisecond
 )
 
 // looking is called before each look at the one word that something is pending on. It
@@ -75,9 +75,9 @@ func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 	if a.x != x || a.target != target {
 		a.x, a.target, a.starts, a.blind = x, target, 0, 0
 		a.waits++
-		cold := time.Duration(a.cold.Load())
-		a.on = cold >= aheadWorth && time.Duration(a.warm.Load()) <= cold-aheadGain
-		a.trial = a.trial || cold >= aheadWorth && a.waits%aheadTrial == 0
+		without := time.Duration(a.without.Load())
+		a.on = without >= aheadWorth && time.Duration(a.with.Load()) <= without-aheadGain
+		a.trial = a.trial || without >= aheadWorth && a.waits%aheadTrial == 0
 		// The one that is still out would make a wait without it another's.
 		if a.trial && !a.out.Load() {
 			a.on, a.trial = !a.on, false
@@ -96,7 +96,7 @@ func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 		a.answer = func() { a.back <- struct{}{} }
 	}
 	begin := nanotime()
-	if a.starts == 1 && now-a.lastAt > int64(aheadCold) && now >= a.rehearsesAt {
+	if a.starts == 1 && now-a.lastAt > int64(aheadStale) && now >= a.rehearsesAt {
 		go a.answer()
 		<-a.back
 		if end := nanotime(); end-begin > int64(aheadLong) {
@@ -116,10 +116,10 @@ func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 func (a *ahead) delivered(out bool, start, end int64) {
 	took := end - start + a.blind
 	a.x, a.lastAt = nil, end
-	mean := &a.cold
+	mean := &a.without
 	switch {
 	case a.on:
-		mean = &a.warm
+		mean = &a.with
 	case out:
 		return // one way was decided, and the other taken
 	}

@@ -83,7 +83,7 @@ func TestAheadFollowsTheCost(t *testing.T) {
 			play(t, a, 100, c.early, c.takes)
 			if got := play(t, a, 1000, c.early, c.takes); got < c.least || got > c.most {
 				t.Errorf("a thread was woken for %d waits of 1000, want %d to %d; a delivery took %v, ahead %v",
-					got, c.least, c.most, time.Duration(a.cold.Load()), time.Duration(a.warm.Load()))
+					got, c.least, c.most, time.Duration(a.without.Load()), time.Duration(a.with.Load()))
 			}
 		})
 	}
@@ -112,8 +112,8 @@ func TestAheadFollowsTheCost(t *testing.T) {
 				a.settle()
 			}
 		}
-		if cold := time.Duration(a.cold.Load()); cold < 4*us {
-			t.Errorf("a delivery without it took %v, want about 8 us", cold)
+		if without := time.Duration(a.without.Load()); without < 4*us {
+			t.Errorf("a delivery without it took %v, want about 8 us", without)
 		}
 	})
 }
@@ -125,7 +125,7 @@ func TestAheadCountsWhatItHides(t *testing.T) {
 	word.Store(1) // reached by the time that the goroutine has been made runnable
 	a := new(ahead)
 	defer a.end()
-	a.cold.Store(int64(10 * time.Microsecond))
+	a.without.Store(int64(10 * time.Microsecond))
 	if !a.looking(x, 1, int64(time.Hour)) {
 		t.Fatal("not made runnable")
 	}
@@ -134,7 +134,7 @@ func TestAheadCountsWhatItHides(t *testing.T) {
 	}
 	blind := a.blind
 	a.delivered(true, 0, 100)
-	if got := a.warm.Load(); got != min(blind+100, int64(2*aheadWorth)) {
+	if got := a.with.Load(); got != min(blind+100, int64(2*aheadWorth)) {
 		t.Errorf("%d ns, want those of the delivery, 100, and %d", got, blind)
 	}
 }
@@ -143,7 +143,7 @@ func TestAheadIsBounded(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	_, x := testWatch(t, testWaiter(t, Config{}), WatchOptions{})
 	a := new(ahead)
-	a.cold.Store(int64(10 * time.Microsecond))
+	a.without.Store(int64(10 * time.Microsecond))
 	woken := 0
 	for range 100 {
 		if a.looking(x, 1, 0) {
@@ -157,7 +157,7 @@ func TestAheadIsBounded(t *testing.T) {
 	a.end()
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	a = new(ahead)
-	a.cold.Store(int64(10 * time.Microsecond))
+	a.without.Store(int64(10 * time.Microsecond))
 	if a.looking(x, 2, 0) || a.out.Load() {
 		t.Error("a goroutine was started with one processor, where it keeps nobody awake")
 	}
@@ -169,7 +169,7 @@ func TestAheadIsUsed(t *testing.T) {
 	for _, dear := range []bool{false, true} {
 		w := testWaiter(t, Config{Spin: time.Hour})
 		if dear {
-			w.ahead.cold.Store(int64(time.Second))
+			w.ahead.without.Store(int64(time.Second))
 		}
 		word, x := testWatch(t, w, WatchOptions{})
 		for v := uint64(1); v <= 50; v++ {
@@ -196,7 +196,7 @@ func TestAheadEnds(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	for i := range 300 {
 		w := NewWaiter(Config{Spin: time.Hour})
-		w.ahead.cold.Store(int64(time.Second))
+		w.ahead.without.Store(int64(time.Second))
 		_, x := testWatch(t, w, WatchOptions{})
 		wt, c := NewWait()
 		mustAdd(t, x, wt, 1)

@@ -106,7 +106,7 @@ func TestHammer(t *testing.T) {
 			}
 			w := testWaiter(t, Config{Spin: v.spin, Nap: v.nap})
 			if v.sparse {
-				w.ahead.cold.Store(int64(time.Second)) // a wake-up of a thread is worth saving
+				w.ahead.without.Store(int64(time.Second)) // a wake-up of a thread is worth saving
 			}
 			var opt WatchOptions
 			if v.withConfirms {

@@ -98,8 +98,8 @@ type counters struct {
 
 // Waiter watches any number of words on one goroutine, and completes the waits
 // registered for them. The goroutine starts with the first registration and is
-// gone after Close, and so are those that it may start (see below). Make one with NewWaiter. All methods may be called from many
-// goroutines.
+// gone after Close, and so are those that it may start (see below). Make one with
+// NewWaiter. All methods may be called from many goroutines.
 //
 // The goroutine is locked to its thread for every stretch that depends on the
 // thread (its sleeps in the kernel, with the thread's timer slack lowered), and
@@ -279,7 +279,7 @@ func (w *Waiter) Stats() Stats {
 		Cancelled: c.cancelled.Load(), Batches: c.batches.Load(), Looks: c.looks.Load(),
 		Spins: c.spins.Load(), Naps: c.naps.Load(), Sleeps: c.sleeps.Load(), Parks: c.parks.Load(),
 		Confirms: c.confirms.Load(), Spurious: c.spurious.Load(), Early: c.early.Load(), Ahead: c.ahead.Load(),
-		Delivery: time.Duration(w.ahead.cold.Load()), DeliveryAhead: time.Duration(w.ahead.warm.Load()),
+		Delivery: time.Duration(w.ahead.without.Load()), DeliveryAhead: time.Duration(w.ahead.with.Load()),
 		LongestScan: time.Duration(c.longestScan.Load()), Oversleep: time.Duration(w.oversleep.Load()),
 	}
 	w.mu.Lock()
@@ -538,7 +538,7 @@ func (w *Waiter) deliver(now int64) {
 			r.x.Confirmed(r.value)
 			now = nanotime()
 		}
-		w.collect(r.x, r.value, now)
+		w.collect(r.x, r.value)
 	}
 	w.reached = w.reached[:0]
 	w.stats.completed.Add(uint64(len(w.batch.waits)))
@@ -568,7 +568,7 @@ func (w *Waiter) deliver(now int64) {
 }
 
 // collect moves every wait that value completes into the batch, in target order.
-func (w *Waiter) collect(x *Watch, value uint64, now int64) {
+func (w *Waiter) collect(x *Watch, value uint64) {
 	x.mu.Lock()
 	late := uint64(0)
 	for h := x.q.peek(); h != nil && line.Reached(value, h.target); h = x.q.peek() {
