@@ -96,11 +96,8 @@ func cells(o options) []result.Cell {
 	return all
 }
 
-// aimed are the methods and floors that aims are stated of, and the scale.
-var (
-	aimed      = regexp.MustCompile(`^(spin|(wait|done|fill)(\+predict)?|spinning reader|eventfd wake, .*|completion, 1024 words)$`)
-	aimedScale = 102_400
-)
+// aimed are the methods, floors and scales that aims are stated of.
+var aimed = regexp.MustCompile(`^(spin|(wait|done|fill)(\+predict)?|spinning reader|eventfd wake, .*|completion, 1024 words)$`)
 
 // quickMethod leaves out of a quick run what it has no time for: event loops without
 // a prediction, where there can be one, and the one through the netpoller.
@@ -361,7 +358,7 @@ func planRun(f *result.File, o options) ([]*step, error) {
 		}
 		switch {
 		case o.aims:
-			xs = []int{aimedScale}
+			xs = []int{report.AimedPending}
 		case o.quick && len(xs) > 3:
 			xs = []int{xs[0], xs[2]}
 		}

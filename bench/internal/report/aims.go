@@ -26,8 +26,11 @@ const (
 	FillAim      = 3.0  // of a spinning reader
 	PredictedAim = 0.05 // of the spinning sync's CPU time, at 2 ms
 	AboveAim     = 10e3 // ns above the spinning sync's median, at 2 ms
-	PendingAim   = 300  // ns of CPU per completion with 102,400 waits pending
+	PendingAim   = 300  // ns of CPU per completion with AimedPending waits pending
 )
+
+// AimedPending is how many waits are pending, on 1024 words, where PendingAim is stated.
+const AimedPending = 102_400
 
 // Aims lists those that the run has the numbers for.
 func Aims(f *result.File) (out []Aim) {
@@ -92,10 +95,10 @@ func Aims(f *result.File) (out []Aim) {
 		})
 	}
 	for _, s := range f.Scales {
-		if s.Name == "completion, 1024 words" && s.X == 102_400 && len(s.Samples) > 0 {
+		if s.Name == "completion, 1024 words" && s.X == AimedPending && len(s.Samples) > 0 {
 			v := middle(s.Samples)
 			out = append(out, Aim{
-				What: "CPU per completion, 102,400 waits pending on 1024 words (" + s.Note + ")",
+				What: fmt.Sprintf("CPU per completion, %d waits pending on 1024 words (%s)", AimedPending, s.Note),
 				Got:  Ns(v), Aim: "<= " + Ns(PendingAim), Holds: v <= PendingAim,
 			})
 		}
