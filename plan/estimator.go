@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -125,8 +126,10 @@ type Estimate struct {
 type Point struct {
 	pred  Prediction
 	order uint64
-	sleep atomic.Int64 // what follows from the rest, for readers without the lock
-	again atomic.Int64 // likewise
+	// exactly is 1 more than a residual that Exact has left to be recorded, 0 for none.
+	exactly atomic.Int64
+	sleep   atomic.Int64 // what follows from the rest, for readers without the lock
+	again   atomic.Int64 // likewise
 
 	mu            sync.Mutex
 	ring          [maxWindow]time.Duration // the last pred.window residuals
@@ -138,23 +141,46 @@ type Point struct {
 	exactMin      time.Duration // the minimum of the others, if the newest is one of them, else 0
 }
 
-// Sleep returns how long to sleep before the next wait: one atomic load.
+// Sleep returns how long to sleep before the next wait.
 func (p *Point) Sleep() time.Duration {
 	if p == nil {
 		return 0
 	}
+	p.settle()
 	return time.Duration(p.sleep.Load())
 }
 
 // Exact records a wait that was seen pending and then done, after residual. A
 // negative residual counts as 0.
+//
+// Whoever calls it has waited for the word and has not returned yet: it does not take the
+// lock, but leaves the residual to whichever method is called next, mostly the Sleep of the
+// next wait.
 func (p *Point) Exact(residual time.Duration) {
 	if p == nil || p.pred.window == 0 {
 		return
 	}
+	if before := p.exactly.Swap(int64(min(max(residual, 0), math.MaxInt64-1)) + 1); before != 0 {
+		p.mu.Lock()
+		p.exact(time.Duration(before - 1))
+		p.mu.Unlock()
+	}
+}
+
+// settle records what Exact has left.
+func (p *Point) settle() {
+	if p.exactly.Load() != 0 {
+		p.lock()
+		p.mu.Unlock()
+	}
+}
+
+// lock locks mu and records what Exact has left.
+func (p *Point) lock() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.exact(max(residual, 0))
+	if d := p.exactly.Swap(0); d != 0 {
+		p.exact(time.Duration(d - 1))
+	}
 }
 
 // exact is Exact; the caller holds mu.
@@ -164,7 +190,7 @@ func (p *Point) exact(residual time.Duration) {
 }
 
 // Again returns how long after its start a wait may sleep once more that was seen pending
-// after the time of Sleep, 0 when it is to be watched from there on: one atomic load.
+// after the time of Sleep, 0 when it is to be watched from there on.
 //
 // A late wake halves the prediction for a window of waits. Each of these is looked at as
 // early as that asks for. But one that is pending then is not what was guarded against, and
@@ -174,6 +200,7 @@ func (p *Point) Again() time.Duration {
 	if p == nil {
 		return 0
 	}
+	p.settle()
 	return time.Duration(p.again.Load())
 }
 
@@ -184,7 +211,7 @@ func (p *Point) MissedAgain(pending, wake time.Duration) {
 	if p == nil || p.pred.window == 0 {
 		return
 	}
-	p.mu.Lock()
+	p.lock()
 	defer p.mu.Unlock()
 	if wake > p.exactMin && p.forgive() {
 		return
@@ -198,7 +225,7 @@ func (p *Point) Late(wake time.Duration) {
 	if p == nil || p.pred.window == 0 {
 		return
 	}
-	p.mu.Lock()
+	p.lock()
 	defer p.mu.Unlock()
 	p.recordLate(max(wake, 0))
 }
@@ -214,7 +241,7 @@ func (p *Point) Missed(wake time.Duration) {
 	if p == nil || p.pred.window == 0 {
 		return
 	}
-	p.mu.Lock()
+	p.lock()
 	defer p.mu.Unlock()
 	if p.samples > 0 && wake > p.min && p.forgive() {
 		return
@@ -293,7 +320,7 @@ func (p *Point) Estimate() Estimate {
 	if p == nil {
 		return Estimate{}
 	}
-	p.mu.Lock()
+	p.lock()
 	defer p.mu.Unlock()
-	return Estimate{Prediction: p.min, Sleep: p.Sleep(), Samples: p.samples, Late: p.late, Forgiven: p.forgiven}
+	return Estimate{Prediction: p.min, Sleep: time.Duration(p.sleep.Load()), Samples: p.samples, Late: p.late, Forgiven: p.forgiven}
 }

@@ -21,6 +21,45 @@ func pointAt(d time.Duration) *Point {
 	return p
 }
 
+// Exact leaves what it records to the next call: whichever that is sees it, in order.
+func TestExactIsSeenByAll(t *testing.T) {
+	for name, first := range map[string]func(p *Point){
+		"Sleep":       func(p *Point) { p.Sleep() },
+		"Again":       func(p *Point) { p.Again() },
+		"Estimate":    func(p *Point) { p.Estimate() },
+		"Exact":       func(p *Point) { p.Exact(2 * ms) },
+		"Missed":      func(p *Point) { p.Missed(2 * ms) },
+		"MissedAgain": func(p *Point) { p.MissedAgain(2*ms, 2*ms) },
+	} {
+		p := pointAt(ms)
+		first(p)
+		if e := p.Estimate(); e.Prediction > ms || e.Prediction < ms/2 || e.Samples+e.Forgiven < 1 {
+			t.Errorf("%s: %+v after an exact wait of %v", name, e, ms)
+		}
+	}
+	// In order: the late wake is bounded by what was predicted before it.
+	p := pointAt(ms)
+	p.Late(3 * ms)
+	if e := p.Estimate(); e.Prediction != ms/2 || e.Samples != 2 || e.Late != 1 {
+		t.Errorf("an exact wait of %v, then a late one: %+v, want a prediction of %v", ms, e, ms/2)
+	}
+	// Whatever is recorded at the same time, nothing is lost.
+	p = NewEstimator[int](field).Point(0)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 1000 {
+				p.Exact(ms)
+				p.Estimate()
+			}
+		})
+	}
+	wg.Wait()
+	if e := p.Estimate(); e.Samples != 8000 {
+		t.Errorf("%d waits recorded, want 8000", e.Samples)
+	}
+}
+
 func TestEstimatorWorkedValues(t *testing.T) {
 	e := NewEstimator[string](field)
 	if e.Prediction() != field {

@@ -18,9 +18,9 @@ import (
 // thread's timer slack of 50 us (runtime.runqgrab). It uses no CPU meanwhile and counts
 // as looking for work: a close within that time takes 0.3 to 1 us.
 //
-// After a long sleep there is another cost of a few microseconds: the scheduler's code
-// and data have left the processor's caches. A goroutine is started and heard back from
-// first then, which is the way that the delivery will take.
+// After a long sleep there is another cost of a few microseconds: the code and data of the
+// delivery have left the processor's caches. Hence it is rehearsed first then, with a wait
+// and a goroutine of its own.
 //
 // All of this is how the scheduler happens to be made. Nothing but time depends on it,
 // so time decides: what a delivery costs is taken both ways, and threads are woken
@@ -30,9 +30,8 @@ import (
 // Touched by the waiter's goroutine alone, but for what is atomic.
 type ahead struct {
 	out atomic.Bool // a goroutine has been started and has not run yet
-	// What goroutines do: one each, made once.
-	run, answer func()
-	back        chan struct{}
+	run func()      // what the goroutine does, made once
+	rehearsal
 	// What a delivery takes on average, in ns, when no thread is woken ahead of it and
 	// when that is tried, whether it has helped or not. 0 is not known.
 	without, with atomic.Int64
@@ -48,6 +47,12 @@ type ahead struct {
 	starts int
 	waits  uint
 	blind  int64 // how long nobody has looked while it was reached
+
+	// The last delivery, if nothing has been learned from it yet.
+	last struct {
+		due, out   bool
+		start, end int64
+	}
 }
 
 const (
@@ -91,14 +96,11 @@ func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 		return false // nobody to wake
 	}
 	if a.run == nil {
-		a.back = make(chan struct{}, 1)
 		a.run = func() { a.out.Store(false) }
-		a.answer = func() { a.back <- struct{}{} }
 	}
 	begin := nanotime()
 	if a.starts == 1 && now-a.lastAt > int64(aheadStale) && now >= a.rehearsesAt {
-		go a.answer()
-		<-a.back
+		a.rehearse(&x.w.batch, now)
 		if end := nanotime(); end-begin > int64(aheadLong) {
 			a.rehearsesAt = end + int64(aheadRest)
 		}
@@ -112,15 +114,24 @@ func (a *ahead) looking(x *Watch, target uint64, now int64) bool {
 }
 
 // delivered takes note of what it took to deliver the wait that looking was called for;
-// out is whether a goroutine was out when the delivery began.
+// out is whether a goroutine was out when the delivery began. learn follows, once the
+// goroutine that was woken has had its turn.
 func (a *ahead) delivered(out bool, start, end int64) {
-	took := end - start + a.blind
-	a.x, a.lastAt = nil, end
+	a.last.due, a.last.out, a.last.start, a.last.end = true, out, start, end
+}
+
+func (a *ahead) learn() {
+	if !a.last.due {
+		return
+	}
+	a.last.due = false
+	took := a.last.end - a.last.start + a.blind
+	a.x, a.lastAt = nil, a.last.end
 	mean := &a.without
 	switch {
 	case a.on:
 		mean = &a.with
-	case out:
+	case a.last.out:
 		return // one way was decided, and the other taken
 	}
 	old := mean.Load()
@@ -137,3 +148,52 @@ func (a *ahead) end() {
 		runtime.Gosched()
 	}
 }
+
+// rehearsal is a delivery to nobody: a wait on a word of its own is completed, for which a
+// channel is closed that a goroutine selects from. All of it is as it is when Done's channel
+// is closed, so that what takes long the first time (code and data that are in no cache, and
+// the translations of their addresses) has been done once before it is waited for. A channel
+// can't be closed twice: each rehearsal allocates one.
+type rehearsal struct {
+	listen      func()
+	back        chan struct{} // the listener is there, or has heard
+	show, never chan struct{}
+	x           Watch
+	wait        Wait
+}
+
+func (r *rehearsal) rehearse(b *batch, now int64) {
+	if r.listen == nil {
+		r.back, r.never = make(chan struct{}, 1), make(chan struct{})
+		r.wait.Sink, r.wait.target = rehearsed{}, 1
+		r.listen = func() {
+			r.back <- struct{}{}
+			select {
+			case <-r.show:
+			case <-r.never:
+			}
+			r.back <- struct{}{}
+		}
+	}
+	r.show = make(chan struct{})
+	go r.listen()
+	<-r.back
+	r.wait.Data = r.show
+	r.x.mu.Lock()
+	r.x.q.push(&r.wait)
+	r.x.mu.Unlock()
+	r.x.collect(r.wait.target, b)
+	b.deliver(now, nil)
+	<-r.back
+}
+
+// rehearsed closes the channel in Data.
+type rehearsed struct{}
+
+func (rehearsed) Complete(wt *Wait, _ error) {
+	c := wt.Data.(chan struct{})
+	wt.Data = nil
+	close(c)
+}
+
+func (rehearsed) Flush() {}

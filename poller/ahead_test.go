@@ -23,6 +23,7 @@ func (a *ahead) wait(x *Watch, target uint64, looks int, now int64, early bool, 
 	}
 	out := a.out.Load()
 	a.delivered(out, now, now+int64(takes(out)))
+	a.learn()
 	return woken
 }
 
@@ -134,6 +135,7 @@ func TestAheadCountsWhatItHides(t *testing.T) {
 	}
 	blind := a.blind
 	a.delivered(true, 0, 100)
+	a.learn()
 	if got := a.with.Load(); got != min(blind+100, int64(2*aheadWorth)) {
 		t.Errorf("%d ns, want those of the delivery, 100, and %d", got, blind)
 	}
@@ -184,8 +186,31 @@ func TestAheadIsUsed(t *testing.T) {
 			}
 		}
 		s := w.Stats()
+		if s.Completed != 50 {
+			t.Errorf("dear %v: %d completed, want 50: a rehearsal is none", dear, s.Completed)
+		}
 		if dear && (s.Ahead == 0 || s.DeliveryAhead == 0) || !dear && s.Delivery == 0 {
 			t.Errorf("dear %v, after %d deliveries: %d times ahead, %v, ahead %v", dear, s.Completed, s.Ahead, s.Delivery, s.DeliveryAhead)
+		}
+	}
+}
+
+// A rehearsal is a delivery that leaves nothing behind.
+func TestRehearsal(t *testing.T) {
+	var r rehearsal
+	var b batch
+	for now := int64(1); now <= 200; now++ {
+		r.rehearse(&b, now)
+		if r.wait.DoneAt != time.Duration(now) || r.wait.Data != nil {
+			t.Fatalf("rehearsal %d: completed at %d, data %v", now, r.wait.DoneAt, r.wait.Data)
+		}
+		if len(b.waits) != 0 || len(b.sinks) != 0 || r.x.q.n != 0 || len(r.back) != 0 {
+			t.Fatalf("rehearsal %d: %d waits, %d sinks, %d queued, %d words from the listener are left", now, len(b.waits), len(b.sinks), r.x.q.n, len(r.back))
+		}
+		select {
+		case <-r.show:
+		default:
+			t.Fatalf("rehearsal %d: the channel is not closed", now)
 		}
 	}
 }

@@ -370,12 +370,12 @@ func (w *Waiter) run() {
 			// The woken goroutine is next on this thread's P: let it run here, at
 			// once. With nothing left to watch, parking does that for less than
 			// a yield, which would first start another thread for the waiter itself.
-			if w.anyPending() {
-				runtime.Gosched()
-			} else {
+			if w.park() {
 				fresh = true
-				w.park()
+			} else {
+				runtime.Gosched()
 			}
+			w.ahead.learn()
 			continue
 		}
 		switch {
@@ -538,7 +538,9 @@ func (w *Waiter) deliver(now int64) {
 			r.x.Confirmed(r.value)
 			now = nanotime()
 		}
-		w.collect(r.x, r.value)
+		if late := r.x.collect(r.value, &w.batch); late > 0 {
+			w.stats.late.Add(late)
+		}
 	}
 	w.reached = w.reached[:0]
 	w.stats.completed.Add(uint64(len(w.batch.waits)))
@@ -567,34 +569,6 @@ func (w *Waiter) deliver(now int64) {
 	}
 }
 
-// collect moves every wait that value completes into the batch, in target order.
-func (w *Waiter) collect(x *Watch, value uint64) {
-	x.mu.Lock()
-	late := uint64(0)
-	for h := x.q.peek(); h != nil && line.Reached(value, h.target); h = x.q.peek() {
-		x.q.remove(h)
-		h.on.Store(nil)
-		h.PendingAt = time.Duration(max(x.pendingAt, h.addedAt))
-		// A look since then was for another wait, whose time had come: it counts.
-		switch {
-		case h.Look <= 0 || x.pendingAt >= h.lookAt:
-		case x.pendingAt <= h.addedAt:
-			h.Late = true
-			late++
-		case h.slept:
-			h.LateAgain = true
-			late++
-		}
-		w.batch.add(h)
-	}
-	if late > 0 {
-		w.stats.late.Add(late)
-	}
-	x.n.Store(int64(x.q.n))
-	x.refresh()
-	x.mu.Unlock()
-}
-
 // spin looks at the hot words for one slice. With a single busy word the slice
 // is one loop on it; with several, the scan itself is the loop. A hardware park
 // watches the line of one hot word; stores to other lines are seen at its end.
@@ -612,18 +586,20 @@ func (w *Waiter) spin(s sight) {
 
 // park waits until something becomes pending. The goroutine blocks in the
 // scheduler and uses no CPU and no thread; the goroutine that registers next
-// makes it runnable on its own P, without waking a CPU.
-func (w *Waiter) park() {
+// makes it runnable on its own P, without waking a CPU. It reports whether it has waited:
+// when something is pending already it does not.
+func (w *Waiter) park() bool {
 	w.state.Store(parked)
 	perturb()
 	if w.incoming.Load() != nil || w.anyPending() || w.stop.Load() {
 		if !w.state.CompareAndSwap(parked, running) {
 			<-w.unpark // somebody has just made it running: take the token
 		}
-		return
+		return false
 	}
 	w.stats.parks.Add(1)
 	<-w.unpark
+	return true
 }
 
 // anyPending tells whether a watch that stayed on the list became busy again.

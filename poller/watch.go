@@ -320,6 +320,32 @@ func (x *Watch) sleepAgain(now int64) bool {
 	return true
 }
 
+// collect moves every wait that value completes into the batch, in target order. late is
+// how many of them were found done by the first look after a sleep.
+func (x *Watch) collect(value uint64, b *batch) (late uint64) {
+	x.mu.Lock()
+	for h := x.q.peek(); h != nil && line.Reached(value, h.target); h = x.q.peek() {
+		x.q.remove(h)
+		h.on.Store(nil)
+		h.PendingAt = time.Duration(max(x.pendingAt, h.addedAt))
+		// A look since then was for another wait, whose time had come: it counts.
+		switch {
+		case h.Look <= 0 || x.pendingAt >= h.lookAt:
+		case x.pendingAt <= h.addedAt:
+			h.Late = true
+			late++
+		case h.slept:
+			h.LateAgain = true
+			late++
+		}
+		b.add(h)
+	}
+	x.n.Store(int64(x.q.n))
+	x.refresh()
+	x.mu.Unlock()
+	return late
+}
+
 // Cancel removes wt's registration; see Wait.Cancel.
 func (x *Watch) Cancel(wt *Wait) bool {
 	x.mu.Lock()
