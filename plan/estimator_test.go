@@ -23,19 +23,31 @@ func pointAt(d time.Duration) *Point {
 
 // Exact leaves what it records to the next call: whichever that is sees it, in order.
 func TestExactIsSeenByAll(t *testing.T) {
-	for name, first := range map[string]func(p *Point){
-		"Sleep":       func(p *Point) { p.Sleep() },
-		"Again":       func(p *Point) { p.Again() },
-		"Estimate":    func(p *Point) { p.Estimate() },
-		"Exact":       func(p *Point) { p.Exact(2 * ms) },
-		"Missed":      func(p *Point) { p.Missed(2 * ms) },
-		"MissedAgain": func(p *Point) { p.MissedAgain(2*ms, 2*ms) },
+	if d := pointAt(ms).Sleep(); d != ms-field.margin {
+		t.Errorf("Sleep after an exact wait of %v: %v, want %v", ms, d, ms-field.margin)
+	}
+	for _, c := range []struct {
+		name       string
+		next       func(p *Point)
+		prediction time.Duration
+		samples    uint64
+	}{
+		{"Estimate", func(*Point) {}, ms, 1},
+		{"Exact", func(p *Point) { p.Exact(2 * ms) }, ms, 2},
+		{"Missed", func(p *Point) { p.Missed(2 * ms) }, ms / 2, 2}, // less than was predicted before it
+		{"MissedAgain", func(p *Point) { p.MissedAgain(2*ms, 2*ms) }, ms, 2},
 	} {
 		p := pointAt(ms)
-		first(p)
-		if e := p.Estimate(); e.Prediction > ms || e.Prediction < ms/2 || e.Samples+e.Forgiven < 1 {
-			t.Errorf("%s: %+v after an exact wait of %v", name, e, ms)
+		c.next(p)
+		if e := p.Estimate(); e.Prediction != c.prediction || e.Samples != c.samples {
+			t.Errorf("%s after an exact wait of %v: %+v, want a prediction of %v from %d", c.name, ms, e, c.prediction, c.samples)
 		}
+	}
+	again := pointAt(ms)
+	again.Late(ms)
+	again.Exact(ms)
+	if d := again.Again(); d != ms-field.margin {
+		t.Errorf("Again after an exact wait of %v: %v, want %v", ms, d, ms-field.margin)
 	}
 	// In order: the late wake is bounded by what was predicted before it.
 	p := pointAt(ms)
