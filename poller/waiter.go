@@ -370,10 +370,11 @@ func (w *Waiter) run() {
 			// The woken goroutine is next on this thread's P: let it run here, at
 			// once. With nothing left to watch, parking does that for less than
 			// a yield, which would first start another thread for the waiter itself.
-			if w.park() {
-				fresh = true
-			} else {
+			if w.anyPending() {
 				runtime.Gosched()
+			} else {
+				fresh = true
+				w.park()
 			}
 			w.ahead.learn()
 			continue
@@ -586,20 +587,18 @@ func (w *Waiter) spin(s sight) {
 
 // park waits until something becomes pending. The goroutine blocks in the
 // scheduler and uses no CPU and no thread; the goroutine that registers next
-// makes it runnable on its own P, without waking a CPU. It reports whether it has waited:
-// when something is pending already it does not.
-func (w *Waiter) park() bool {
+// makes it runnable on its own P, without waking a CPU.
+func (w *Waiter) park() {
 	w.state.Store(parked)
 	perturb()
 	if w.incoming.Load() != nil || w.anyPending() || w.stop.Load() {
 		if !w.state.CompareAndSwap(parked, running) {
 			<-w.unpark // somebody has just made it running: take the token
 		}
-		return false
+		return
 	}
 	w.stats.parks.Add(1)
 	<-w.unpark
-	return true
 }
 
 // anyPending tells whether a watch that stayed on the list became busy again.
