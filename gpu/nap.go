@@ -22,6 +22,7 @@ type nap struct {
 	over  atomic.Bool  // it has ended
 	state atomic.Int64 // until when it sleeps, or awake
 	sleep sleep.Timer
+	turn  sleep.Turn
 
 	// What ends it early, kept from one wait to the next until that has another context:
 	// waits in a loop have the same, and to follow one anew allocates. Meanwhile the
@@ -190,6 +191,8 @@ func (s *Stream) nap(ctx context.Context, n *nap, seq uint64, start, look time.D
 		return err
 	}
 	n.follow(ctx)
+	n.turn.Next()
+	defer n.turn.Begin()
 	p := &s.d.naps
 	end := start + look - time.Duration(p.late.Load())
 	for {

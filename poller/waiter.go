@@ -101,11 +101,12 @@ type counters struct {
 // gone after Close, and so are those that it may start (see below). Make one with
 // NewWaiter. All methods may be called from many goroutines.
 //
-// The goroutine is locked to its thread for every stretch that depends on the
-// thread (its sleeps in the kernel, with the thread's timer slack lowered), and
-// unlocked around wake-ups, so that the thread that saw the completion can run
+// The goroutine keeps its thread while it looks at words, and gives it up around
+// wake-ups, so that the thread that saw the completion can run
 // the woken goroutine itself: waking another CPU for it would cost more than all
-// the rest. Where a wake-up of a goroutine costs microseconds, another goroutine is
+// the rest. It sleeps behind the netpoller, for a timerfd, or, where all P are busy
+// or there is none to be had, in the kernel together with its thread, with the thread's timer
+// slack lowered. Where a wake-up of a goroutine costs microseconds, another goroutine is
 // started shortly before one is due, which does nothing (Stats.Ahead).
 type Waiter struct {
 	cfg      Config
@@ -113,7 +114,7 @@ type Waiter struct {
 	state    atomic.Int64 // running, parked, or the end of the sleep it is in
 	incoming atomic.Pointer[Watch]
 	stats    counters
-	sleeper  sleep.Thread
+	sleeper  sleep.Timer
 	// oversleep is how much later than asked a sleep ended of late, on average:
 	// sleeps are made that much shorter. Microseconds on bare metal, tens of them
 	// where a virtual processor has to be woken.
@@ -352,7 +353,9 @@ func (w *Waiter) wakeFrom(s int64) bool {
 func (w *Waiter) run() {
 	defer close(w.done)
 	defer w.ahead.end()
+	defer w.sleeper.Close()
 	fresh := true
+	var turn sleep.Turn // what is done with the completions
 	yielded := int64(0)
 	for !w.stop.Load() {
 		w.admit()
@@ -367,6 +370,7 @@ func (w *Waiter) run() {
 		if s.work {
 			// The scan may have been held up: what it saw, it saw before now.
 			w.deliver(nanotime())
+			turn.Begin()
 			// The woken goroutine is next on this thread's P: let it run here, at
 			// once. With nothing left to watch, parking does that for less than
 			// a yield, which would first start another thread for the waiter itself.
@@ -375,6 +379,7 @@ func (w *Waiter) run() {
 			} else {
 				fresh = true
 				w.park()
+				turn.Next()
 			}
 			w.ahead.learn()
 			continue
@@ -384,6 +389,7 @@ func (w *Waiter) run() {
 			fresh = true
 			w.ahead.x = nil
 			w.park()
+			turn.Next()
 		case s.hot != nil:
 			if now-yielded > int64(yieldEvery) {
 				yielded = now
@@ -394,6 +400,7 @@ func (w *Waiter) run() {
 			if s.busy == 1 && s.hot.n.Load() == 1 && w.ahead.looking(s.hot, s.hot.min.Load(), now) {
 				w.stats.ahead.Add(1)
 			}
+			turn.Watch()
 			w.spin(s)
 		default:
 			w.sleep(s.next, now)

@@ -96,15 +96,14 @@ type Timer struct {
 	way    atomic.Uint32
 
 	// The sleeping goroutine's own.
-	file    *os.File
-	conn    syscall.RawConn
-	fd      int
-	look    func(fd uintptr) bool
-	looked  bool
-	until   int64
-	state   *atomic.Int64
-	late    int   // sleeps in a row that ended over crowdedBy late
-	crowded int64 // until then all P are taken to be busy
+	file   *os.File
+	conn   syscall.RawConn
+	fd     int
+	look   func(fd uintptr) bool
+	looked bool
+	until  int64
+	state  *atomic.Int64
+	crowd  crowd
 }
 
 const (
@@ -113,13 +112,51 @@ const (
 	noTimer // there is none to be had
 )
 
+// crowd decides when all P are taken to be busy.
+type crowd struct {
+	score  int   // of late sleeps, see ended
+	level  uint  // of how often in a row the P were busy again soon after they were taken to be
+	until  int64 // until then they are taken to be
+	lately int64 // for as long after until a late sleep counts as soon
+}
+
 const (
-	// crowdedBy is how late a sleep ends that no P had time to look at, crowdedFor how long
-	// a Thread is used after two in a row: one alone is late for other reasons, such as that
-	// the processor was another virtual machine's.
-	crowdedBy  = int64(time.Millisecond)
-	crowdedFor = int64(100 * time.Millisecond)
+	// crowdedBy is how late a sleep ends that no P had time to look at. One alone is late for
+	// other reasons, such as that the processor was another virtual machine's: two in
+	// lateCost sleeps count.
+	crowdedBy = int64(time.Millisecond)
+	lateCost  = 8
+	// crowdedFor is how long the P are taken to be busy at first. It is doubled crowdedLevels
+	// times at most: each new try is a sleep that may end 20 ms late.
+	crowdedFor    = int64(400 * time.Millisecond)
+	crowdedLevels = 3
 )
+
+// ended notes a sleep on the timer that was to end at until and ended at t.
+func (c *crowd) ended(until, t int64) {
+	if t-until <= crowdedBy {
+		c.score = max(0, c.score-1)
+		return
+	}
+	if c.score += lateCost; c.score < 2*lateCost-1 {
+		return
+	}
+	c.score = lateCost // afterwards one more such will do
+	if t-c.until <= c.lately {
+		c.level = min(c.level+1, crowdedLevels)
+	} else {
+		c.level = 0
+	}
+	c.lately = crowdedFor << c.level
+	c.until = t + c.lately
+}
+
+// still notes a sleep on the thread in a crowd: one that ends late had to wait for a P.
+func (c *crowd) still(until, t int64) {
+	if t-until > crowdedBy {
+		c.until = max(c.until, t+c.lately)
+	}
+}
 
 // past is a deadline that ends a read at once.
 var past = time.Unix(1, 0)
@@ -132,18 +169,14 @@ var past = time.Unix(1, 0)
 func (s *Timer) Sleep(until int64, state *atomic.Int64) {
 	start := now()
 	switch {
-	case start < s.crowded:
+	case start < s.crowd.until:
 		s.way.Store(onThread)
 		s.thread.Sleep(until, state)
+		s.crowd.still(max(start, until), now())
 	case !s.open() || !s.sleep(until, state):
 		s.thread.Sleep(until, state)
-	default:
-		t := now()
-		if t-max(start, until) <= crowdedBy {
-			s.late = 0
-		} else if s.late++; s.late >= 2 {
-			s.late, s.crowded = 1, t+crowdedFor // one more such will do
-		}
+	case state.Load() == until: // one that was woken says nothing
+		s.crowd.ended(max(start, until), now())
 	}
 }
 

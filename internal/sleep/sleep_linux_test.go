@@ -35,13 +35,13 @@ func TestTimerWay(t *testing.T) {
 	fd := s.fd
 
 	// While all P are busy, on the thread; then on the timer again.
-	s.crowded = now() + int64(time.Hour)
+	s.crowd.until = now() + int64(time.Hour)
 	nap(s, 50*time.Microsecond)
 	if s.way.Load() != onThread {
 		t.Error("slept on the timer though nobody looks at it")
 	}
 	wokenNap(s)
-	s.crowded = 0
+	s.crowd.until = 0
 	nap(s, 50*time.Microsecond)
 	if s.way.Load() != onTimer {
 		t.Error("did not go back to the timer")
@@ -59,8 +59,51 @@ func TestPastIsNotCrowded(t *testing.T) {
 	s := new(Timer)
 	defer s.Close()
 	nap(s, -time.Minute)
-	if s.late > 0 || s.crowded != 0 {
+	if s.crowd != (crowd{}) {
 		t.Error("taken for a late sleep")
+	}
+}
+
+// Two late sleeps among a few make a crowd, for twice as long each time that it is one still.
+func TestCrowd(t *testing.T) {
+	const late, inTime = crowdedBy + 1, crowdedBy
+	var c crowd
+	at := int64(time.Hour)
+	sleep := func(by int64) { c.ended(at, at+by); at += int64(2 * time.Millisecond) }
+	length := func() time.Duration { return time.Duration(c.until - (at - int64(2*time.Millisecond)) - late) }
+
+	sleep(late)
+	for range lateCost {
+		sleep(inTime)
+	}
+	if sleep(late); c.until != 0 {
+		t.Fatal("two late sleeps far apart make a crowd")
+	}
+	if sleep(late); length() != time.Duration(crowdedFor) {
+		t.Fatalf("two in a row make a crowd for %v, want %v", length(), time.Duration(crowdedFor))
+	}
+	for level := 1; level < crowdedLevels+3; level++ {
+		at = c.until
+		sleep(inTime)
+		if at < c.until {
+			t.Fatal("a crowd after a sleep in time")
+		}
+		want := time.Duration(crowdedFor) << min(level, crowdedLevels)
+		if sleep(late); length() != want {
+			t.Fatalf("crowd %d is for %v, want %v", level, length(), want)
+		}
+	}
+	was := c.until
+	c.still(was-3, was-2)
+	if c.until != was {
+		t.Fatal("a sleep in time makes a crowd last longer")
+	}
+	if c.still(was-late-2, was-2); c.until != was-2+c.lately {
+		t.Fatal("a crowd ends though sleeps on the thread end late")
+	}
+	at = c.until + c.lately
+	if sleep(late); length() != time.Duration(crowdedFor) {
+		t.Fatalf("a crowd long after the last is for %v, want %v", length(), time.Duration(crowdedFor))
 	}
 }
 
@@ -133,6 +176,38 @@ func TestPreemptedAfterSleep(t *testing.T) {
 				t.Fatal("another goroutine did not run for 10 s")
 			}
 		}
+	}
+}
+
+// Only what follows a turn that computed is watched.
+func TestTurn(t *testing.T) {
+	var turn Turn
+	roused := func() uint64 { return theMonitor.roused.Load() }
+	before := roused()
+	turn.Watch()
+	turn.Next() // the first: nothing is known
+	turn.Begin()
+	turn.ended = now() + int64(time.Hour) // no clock makes this one long
+	turn.Next()
+	turn.Begin()
+	if n := roused() - before; n != 0 {
+		t.Errorf("woken %d times for short turns", n)
+	}
+	turn.ended = now() - 2*longTurn
+	turn.Next()
+	turn.Watch()
+	turn.Begin()
+	if n := roused() - before; n != 1 {
+		t.Errorf("woken %d times before a turn that follows a long one, want once", n)
+	}
+	turn.ended = now() - 2*longTurn
+	turn.Next()
+	turn.Begin()
+	turn.ended = now() + int64(time.Hour)
+	turn.Next()
+	turn.Begin()
+	if n := roused() - before; n != 2 {
+		t.Errorf("woken %d times after another long and a short turn, want twice", n)
 	}
 }
 
