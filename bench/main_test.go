@@ -74,6 +74,31 @@ func TestChildRefuses(t *testing.T) {
 	}
 }
 
+// With real-time priority a cell is measured, or says that it may not have it; it never goes on without.
+func TestRealtime(t *testing.T) {
+	c := result.Cell{Work: "200us", Streams: 1, Load: "idle"}
+	for _, j := range []rig.Job{
+		{Kind: "cell", Name: "wait", Driver: "soft", Cell: c, Warm: 10 * time.Millisecond, Measure: 30 * time.Millisecond, Realtime: true},
+		{Kind: "floor", Name: "spinning reader", Measure: 30 * time.Millisecond, Realtime: true},
+	} {
+		a, err := rig.Do(context.Background(), j)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (a.Sample.N > 0) == strings.Contains(a.Err, "real-time priority") || a.Sample.N == 0 && a.Err == "" {
+			t.Errorf("%s: %d waits, error %q", j.Name, a.Sample.N, a.Err)
+		}
+	}
+	for _, c := range []result.Cell{{Work: "20us", Streams: 1, Load: "idle"}, {Work: "2ms", Streams: 64, Load: "idle"}, {Work: "2ms", Streams: 1, Load: "gc"}} {
+		if rig.Hurries(c) {
+			t.Errorf("%s: real-time priority beside other work for the processors", c)
+		}
+	}
+	if _, err := run(context.Background(), options{driver: "opencl", realtime: true}, nil); err == nil || !strings.Contains(err.Error(), "-realtime") {
+		t.Errorf("real-time priority for a driver without a process of its own: %v", err)
+	}
+}
+
 // A small run from the plan to the reports.
 func TestRun(t *testing.T) {
 	if testing.Short() {

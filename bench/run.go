@@ -27,6 +27,7 @@ func runMain(args []string) error {
 	fs.DurationVar(&o.budget, "budget", 0, "about how long the run takes (default 50s with -quick, 60s with -aims, else 14m)")
 	fs.DurationVar(&o.patience, "patience", 0, "how much longer the run may take to repeat samples during which the hypervisor gave time to others (default half the budget, negative not at all)")
 	fs.Float64Var(&o.plant, "plant", 0, "burn this part of what each wait took after it, in our methods, to see that compare finds it")
+	fs.BoolVar(&o.realtime, "realtime", false, "give the soft device's process real-time priority where one stream waits and nothing else runs, as a device has processors of its own (needs CAP_SYS_NICE; for machines with few processors)")
 	out := fs.String("out", "", "write the results to this file, as JSON")
 	html := fs.String("html", "", "write a report with plots to this file")
 	_ = fs.Parse(args)
@@ -58,6 +59,7 @@ type options struct {
 	budget     time.Duration
 	patience   time.Duration
 	plant      float64
+	realtime   bool
 }
 
 var (
@@ -169,8 +171,11 @@ func run(ctx context.Context, o options, progress *report.Progress) (*result.Fil
 	if o.patience == 0 {
 		o.patience = o.budget / 2
 	}
+	if o.realtime && o.driver != "soft" {
+		return nil, fmt.Errorf("-realtime is for the soft device's process, the driver is %s", o.driver)
+	}
 	start := time.Now()
-	f := &result.File{Started: start, Mode: "full", Driver: o.driver, Machine: rig.Machine(), Rounds: rounds, Plan: rig.PlanText(true)}
+	f := &result.File{Started: start, Mode: "full", Driver: o.driver, Machine: rig.Machine(), Rounds: rounds, Plan: rig.PlanText(true), Realtime: o.realtime}
 	switch {
 	case o.aims:
 		f.Mode = "aims"
@@ -342,7 +347,7 @@ func planRun(f *result.File, o options) ([]*step, error) {
 		row := &result.Row{Method: name, What: what[i]}
 		f.Floors = append(f.Floors, row)
 		steps = append(steps, &step{
-			job:  rig.Job{Kind: "floor", Name: name, Measure: short},
+			job:  rig.Job{Kind: "floor", Name: name, Measure: short, Realtime: f.Realtime},
 			what: name, cost: short + 20*time.Millisecond,
 			keep: func(a rig.Answer) { row.Add(a.Sample) },
 			skip: func(why string) { row.Skip = why },
@@ -412,7 +417,7 @@ func planRun(f *result.File, o options) ([]*step, error) {
 			fixed += rounds * (warm(c) + overhead(c))
 			weights += rounds * weight(c)
 			steps = append(steps, &step{
-				job:  rig.Job{Kind: "cell", Name: m.Name, Driver: o.driver, Cell: c, Warm: warm(c), Plant: o.plant},
+				job:  rig.Job{Kind: "cell", Name: m.Name, Driver: o.driver, Cell: c, Warm: warm(c), Plant: o.plant, Realtime: f.Realtime && rig.Hurries(c)},
 				what: fmt.Sprintf("%s: %s", c, m.Name),
 				keep: func(a rig.Answer) { row.Add(a.Sample) },
 				skip: func(why string) { row.Skip = why },

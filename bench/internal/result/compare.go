@@ -191,6 +191,7 @@ func (c *Comparison) warn(a, b *File) {
 	differ("driver", a.Driver, b.Driver)
 	differ("mode", a.Mode, b.Mode)
 	differ("plan", a.Plan, b.Plan)
+	differ("real-time priority of the soft device's process", fmt.Sprint(a.Realtime), fmt.Sprint(b.Realtime))
 	for i, f := range []*File{a, b} {
 		which := []string{"first", "second"}[i]
 		if f.Machine.Load > 0.3*float64(f.Machine.CPUs) {

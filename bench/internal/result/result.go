@@ -26,6 +26,9 @@ type File struct {
 	// Plan is the wait plan of the methods that predict.
 	Plan   string `json:"plan"`
 	Rounds int    `json:"rounds"`
+	// Realtime says that the soft device's process had real-time priority where one stream
+	// waited and nothing else ran.
+	Realtime bool `json:"realtime,omitempty"`
 	// Cut says that the time was over before all rounds were.
 	Cut bool `json:"cut,omitempty"`
 	// Again is how many samples were taken once more because the hypervisor gave some of

@@ -200,6 +200,11 @@ func (r *run) open(sched uintptr) (err error) {
 	if r.dev, err = openDevice(r.job.Driver, r.plan); err != nil {
 		return err
 	}
+	if r.job.Realtime {
+		if err := hurry(r.dev); err != nil {
+			return errors.Join(err, r.dev.Close())
+		}
+	}
 	if r.worker, err = newWorker(r.dev); err != nil {
 		return errors.Join(err, r.dev.Close())
 	}

@@ -12,6 +12,9 @@ import (
 	"github.com/gpuline/gpuline/gpu/opencl"
 	"github.com/gpuline/gpuline/gpu/soft"
 	"github.com/gpuline/gpuline/plan"
+
+	"github.com/gpuline/gpuline/bench/internal/result"
+	"github.com/gpuline/gpuline/bench/internal/sys"
 )
 
 // Drivers names the drivers whose device work can be measured.
@@ -61,6 +64,26 @@ func openDevice(name, planText string) (*gpu.Device, error) {
 		return nil, fmt.Errorf("open %s: %w", name, err)
 	}
 	return d, nil
+}
+
+// hurry gives the soft device's process real-time priority: a device works on processors of its own,
+// and its stores do not come late because the kernel has put the thread that waits for them where the device's
+// process waits to run.
+func hurry(d *gpu.Device) error {
+	var pid int
+	if _, err := fmt.Sscanf(d.Driver().(*soft.Device).Engine(), "process %d", &pid); err != nil {
+		return fmt.Errorf("the soft device has no process of its own: %w", err)
+	}
+	if err := sys.Realtime(pid); err != nil {
+		return fmt.Errorf("real-time priority for the soft device's process: %w", err)
+	}
+	return nil
+}
+
+// Hurries reports whether Job.Realtime means anything in a cell: where the soft device sleeps most of the
+// time, and nothing else is to run meanwhile. With more to do it would keep everybody else from one of few processors.
+func Hurries(c result.Cell) bool {
+	return c.Streams == 1 && c.Load == "idle" && c.Work != "20us"
 }
 
 // worker queues device work of a stated length.

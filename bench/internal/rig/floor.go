@@ -73,6 +73,11 @@ func spinningReader(j Job, note func(int64, time.Duration)) error {
 		return err
 	}
 	defer p.Close()
+	if j.Realtime {
+		if err := hurry(d); err != nil {
+			return err
+		}
+	}
 	s, err := d.NewStream()
 	if err != nil {
 		return err

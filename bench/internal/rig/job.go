@@ -31,6 +31,8 @@ type Job struct {
 	// Plant burns this part of the time that a wake took, after each, in our methods
 	// and in the waiter's cost: to see that a comparison finds it.
 	Plant float64 `json:"plant,omitempty"`
+	// Realtime gives the soft device's process real-time priority.
+	Realtime bool `json:"realtime,omitempty"`
 }
 
 // Answer is what a child process reports.

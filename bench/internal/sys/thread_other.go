@@ -13,6 +13,9 @@ func ThreadCPU() time.Duration { return 0 }
 // Pin is not possible here.
 func Pin(int) error { return errors.ErrUnsupported }
 
+// Realtime is not possible here.
+func Realtime(int) error { return errors.ErrUnsupported }
+
 // TimerSlack returns 0: the system has none.
 func TimerSlack() time.Duration { return 0 }
 
