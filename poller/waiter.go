@@ -354,6 +354,7 @@ func (w *Waiter) run() {
 	defer close(w.done)
 	defer w.ahead.end()
 	defer w.sleeper.Close()
+	w.sleeper.Ready() // here: a program's descriptors are to be the same before its load and after
 	fresh := true
 	var turn sleep.Turn // what is done with the completions
 	yielded := int64(0)

@@ -180,6 +180,10 @@ func (s *Timer) Sleep(until int64, state *atomic.Int64) {
 	}
 }
 
+// Ready makes the descriptor that Sleep needs, which it otherwise makes when it is first called.
+// The sleeping goroutine calls it.
+func (s *Timer) Ready() { s.open() }
+
 // open makes the timer.
 func (s *Timer) open() bool {
 	if s.file != nil || s.way.Load() == noTimer {

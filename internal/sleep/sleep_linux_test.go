@@ -28,8 +28,12 @@ func wokenNap(s *Timer) {
 
 func TestTimerWay(t *testing.T) {
 	s := new(Timer)
+	if s.Ready(); s.file == nil {
+		t.Fatal("not ready")
+	}
+	file := s.file
 	nap(s, 50*time.Microsecond)
-	if s.file == nil || s.way.Load() != onTimer {
+	if s.file != file || s.way.Load() != onTimer {
 		t.Fatal("slept without the timer")
 	}
 	fd := s.fd

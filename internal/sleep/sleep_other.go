@@ -22,6 +22,9 @@ func (s *Timer) Sleep(until int64, state *atomic.Int64) { s.t.sleep(until, state
 // Wake ends a sleep whose state the caller has changed.
 func (s *Timer) Wake() { s.t.wake() }
 
+// Ready does nothing.
+func (s *Timer) Ready() {}
+
 // Close frees what the Timer holds.
 func (s *Timer) Close() {}
 
