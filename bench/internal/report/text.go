@@ -107,7 +107,7 @@ func Notes(f *result.File) (out []string) {
 		out = append(out, fmt.Sprintf("the soft device takes one of the %d processors while work is about to end", f.Machine.CPUs))
 	}
 	if f.Realtime {
-		out = append(out, "where one stream waits, nothing else runs and the work is longer than 20us, the soft device's process has real-time priority, as a device has processors of its own; a thread that spins where it runs is kept from it for up to 0.1 ms")
+		out = append(out, "where one stream waits, nothing else runs and the work is longer than 20us, the soft device's process has real-time priority (-realtime), as a device has processors of its own; a thread that spins where it runs is kept from it for up to 0.1 ms")
 	}
 	if f.Driver != "soft" {
 		out = append(out, fmt.Sprintf("driver %s does not say when it stores: a thread that watches all words does, on a processor of its own; its CPU time is taken off", f.Driver))
