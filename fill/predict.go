@@ -189,11 +189,16 @@ func (t *Task) WaitPoint(p *plan.Point, s Stream, seq uint64) error {
 	}
 	start := t.Now()
 	now, sleep, health := start, p.Sleep(), minHealth
+	t.stream = s
 	for !t.await(d, after(now, max(health, sleep)), sleep, p != nil) {
-		if _, err := s.Descriptor(seq); err != nil {
-			return err
+		if _, err = s.Descriptor(seq); err != nil {
+			break
 		}
 		now, sleep, health = t.Now(), 0, min(2*health, maxHealth)
+	}
+	t.stream = nil
+	if err != nil {
+		return err
 	}
 	seen := t.seen
 	seen.took += now - start

@@ -83,22 +83,26 @@ func Run(ctx context.Context, opt Options, main func(*Task) error) (Stats, error
 	if err != nil {
 		return Stats{}, err
 	}
+	return r.run(opt.Executor, main)
+}
+
+func (r *run) run(e Executor, main func(*Task) error) (Stats, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if i, ok := r.idle.(threadBound); ok {
 		if err := i.enter(); err != nil {
-			return Stats{}, event.New(event.ExecutorRefused, opt.Executor.String(), err.Error()).Wrap(err)
+			return Stats{}, event.New(event.ExecutorRefused, e.String(), err.Error()).Wrap(err)
 		}
 		defer i.leave()
 	}
-	defer r.follow(ctx)()
+	defer r.follow(r.ctx)()
 	// Also when Idle panics or a task calls runtime.Goexit.
 	defer r.end()
 	start := r.clock.Now()
 	r.now = start
 	r.spawn(main)
 	if r.loop(); r.err == nil && r.live > 0 {
-		r.err = r.cancelledErr(ctx)
+		r.err = r.cancelledErr(r.ctx)
 	}
 	r.end()
 	r.stats.Total = r.clock.Now() - start
@@ -119,8 +123,10 @@ type run struct {
 	thread    *threadIdle // idle, if it is one
 	parkBound time.Duration
 	inline    bool // naive: waits hold the thread
+	rehearses bool // idle is one of real time: see rehearse
 
 	cur    *Task
+	warmed *Task // the last whose time to look has come, while nothing else was to do
 	woken  list
 	ready  list // yielded or spawned
 	quota  int  // woken tasks to run before the next of ready, -1 for all there are
@@ -189,7 +195,7 @@ func newRun(ctx context.Context, opt Options, main func(*Task) error) (*run, err
 	}
 	r := &run{ctx: ctx, clock: opt.Clock, idle: opt.Idle, parkBound: opt.ParkBound, quota: -1, inline: opt.Executor == Naive, one: [1]*Watch{{}}}
 	r.looker, _ = r.idle.(Looker)
-	r.thread, _ = r.idle.(*threadIdle)
+	r.thread, r.rehearses = r.idle.(*threadIdle)
 	r.reached = func(t *Task) {
 		t.hit = true
 		if t.timed {
@@ -280,7 +286,11 @@ func (r *run) look(all bool) {
 		r.wake(t)
 	}
 	for len(w.looks) > 0 && w.looks[0].key <= uint64(r.now) {
-		w.warm(w.looks[0].t)
+		t := w.looks[0].t
+		w.warm(t)
+		if r.rehearses && r.after == afterSleep {
+			r.warmed = t
+		}
 	}
 }
 
@@ -330,7 +340,7 @@ func (r *run) next() *Task {
 
 // poll runs t until it waits, yields or returns.
 func (r *run) poll(t *Task) {
-	r.idling, r.after = false, afterPoll
+	r.idling, r.after, r.warmed = false, afterPoll, nil
 	r.stats.Polls++
 	if t.next == nil {
 		t.start()
@@ -347,6 +357,20 @@ func (r *run) poll(t *Task) {
 			r.err = t.err
 		}
 	}
+}
+
+// rehearse is called when the time to look for a task's word has come, after a sleep, and there
+// is nothing else to do. It takes the task through all that the end of its wait will take it
+// through, back into waiting: code and data of that have left the processor's caches, and to
+// fetch them would be part of the latency.
+func (r *run) rehearse(t *Task) {
+	stats, since := r.stats, r.since
+	t.rehearsing = true
+	r.reached(t)
+	r.poll(r.next())
+	r.stats, r.quota = stats, -1
+	// The last look saw the word pending: what comes now is not late.
+	r.idling, r.since, r.after = true, since, afterPark
 }
 
 // finish forgets a task that has returned.
@@ -379,6 +403,9 @@ func (r *run) rest() {
 	}
 	start := r.now
 	switch {
+	case r.warmed != nil && r.warmed.line != nil:
+		r.rehearse(r.warmed)
+		return
 	case len(w.hot) > 0:
 		r.stats.Parked++
 		r.after = afterPark

@@ -39,6 +39,9 @@ type Task struct {
 	began  time.Duration    // when the wait began, if timed
 	timed  bool             // seen is wanted
 	seen   sighting
+
+	stream     Stream // that it waits for, if it does
+	rehearsing bool   // its wait is not over: see run.rehearse
 }
 
 // sighting is how a completion was seen. Without an outcome the wait's length is
@@ -134,8 +137,14 @@ func (t *Task) await(d line.Descriptor, deadline, sleep time.Duration, timed boo
 	if r.inline && (d.Valid() || deadline != never) {
 		return t.block(d, deadline, look)
 	}
-	r.waits.add(t, d, deadline, look, now)
-	t.suspend()
+	seq := r.waits.add(t, d, deadline, look, now)
+	for t.suspend(); t.rehearsing; t.suspend() {
+		t.rehearsing = false
+		if t.stream != nil {
+			_, _ = t.stream.Descriptor(t.target)
+		}
+		r.waits.addAs(seq, t, d, deadline, 0, r.now)
+	}
 	return t.hit
 }
 

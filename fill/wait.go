@@ -153,11 +153,18 @@ type lineState struct {
 }
 
 // add registers t for d and the deadline; d may be invalid and the deadline
-// never. With look > 0 the line need not be parked on before that time.
-func (w *waits) add(t *Task, d line.Descriptor, deadline, look, now time.Duration) {
+// never. With look > 0 the line need not be parked on before that time. Waits with equal
+// times or targets are in order of what add returned for them.
+func (w *waits) add(t *Task, d line.Descriptor, deadline, look, now time.Duration) (seq uint64) {
 	w.seq++
+	w.addAs(w.seq, t, d, deadline, look, now)
+	return w.seq
+}
+
+// addAs is add for a wait that began when the one with that seq did.
+func (w *waits) addAs(seq uint64, t *Task, d line.Descriptor, deadline, look, now time.Duration) {
 	if deadline != never {
-		w.timers.push(inTimers, entry{uint64(deadline), w.seq, t})
+		w.timers.push(inTimers, entry{uint64(deadline), seq, t})
 	}
 	if !d.Valid() {
 		return
@@ -166,7 +173,7 @@ func (w *waits) add(t *Task, d line.Descriptor, deadline, look, now time.Duratio
 	ls.n++
 	t.line, t.slot, t.target = ls, d.Slot.Index(), d.Target
 	q := &ls.words[t.slot]
-	q.push(inWord, entry{d.Target, w.seq, t})
+	q.push(inWord, entry{d.Target, seq, t})
 	ls.next[t.slot] = (*q)[0].key
 	ls.mask |= 1 << t.slot
 	if ls.pos < 0 {
@@ -176,7 +183,7 @@ func (w *waits) add(t *Task, d line.Descriptor, deadline, look, now time.Duratio
 		ls.looked = now
 	}
 	if look > 0 {
-		w.looks.push(inLooks, entry{uint64(look), w.seq, t})
+		w.looks.push(inLooks, entry{uint64(look), seq, t})
 		ls.cold++
 	}
 	w.heat(ls)
